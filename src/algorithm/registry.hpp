@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// One row per algorithm. The table of docs/algorithms.md, `trib info` and the tests are made from it.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "schedule/schedule.hpp"
+
+namespace trib {
+
+/// How contributions are grouped: what the bits of a floating-point sum depend on.
+enum class Association {
+  rank_order,  ///< a left fold over ranks 0, 1, 2, ...
+  ring,        ///< each chunk in ring order, starting behind its owner
+  hypercube,   ///< pairwise by distance 1, 2, 4, ...
+  tree,        ///< by subtree of a k-nomial tree rooted at the root (rank 0 where there is none)
+};
+std::string_view name(Association association);
+
+struct Algorithm {
+  std::string_view name;
+  std::string_view summary;  ///< one line for people
+  std::string_view source;   ///< who described it
+  std::string_view steps;    ///< number of dependent steps, as a formula in p
+  std::string_view bytes;    ///< bytes that a rank takes in, allreduce of n bytes, as a formula in n and p
+  Association association;
+  Schedule (*schedule)(const Shape& shape);  ///< defined for every shape with size >= 2
+};
+
+std::span<const Algorithm> algorithms();
+
+/// Null if there is no such row.
+const Algorithm* find_algorithm(std::string_view name);
+
+/// The schedules of all ranks.
+std::vector<Schedule> all_ranks(const Algorithm& algorithm, Shape shape);
+
+}  // namespace trib

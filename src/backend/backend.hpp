@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The interface between the core and a kind of device. Backends are loadable modules (trib_backend_NAME.so beside the
+// core library); backend.cpp finds them. host.cpp is the one for ordinary memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/reduce.hpp"
+#include "base/config.hpp"
+#include "base/error.hpp"
+#include "base/types.hpp"
+#include "base/bootstrap.hpp"
+#include "schedule/schedule.hpp"
+
+namespace trib {
+
+/// A stream of the backend's device, where it has such a thing (CUDA: cudaStream_t).
+using Stream = void*;
+
+/// What all ranks of a call must agree on, in a form that can be compared and printed. `call` counts the calls on the
+/// channel, from 1. A rank that leaves its call to the MPI says so here.
+struct Signature {
+  std::uint64_t call = 0;
+  std::uint64_t hash = 0;   ///< of everything below and, for reduce_scatter, of all counts
+  std::uint64_t count = 0;  ///< elements
+  std::int32_t root = 0;
+  std::uint8_t collective = 0, dtype = 0, op = 0;
+  std::int8_t declined = -1;  ///< a Decline, or -1
+};
+
+/// One call, ready to launch.
+struct Arguments {
+  Signature signature;
+  const void* in = nullptr;
+  void* out = nullptr;
+  Dtype dtype = Dtype::f32;
+  Op op = Op::sum;
+  std::size_t count = 0;           ///< elements of the whole vector
+  const std::size_t* counts = nullptr;  ///< elements of each chunk, where they are not an even split
+  std::size_t slice_bytes = 0;     ///< bytes of one chunk per pass; equal on all ranks, at most what fits (Channel::fit)
+  bool is_large = false;           ///< uses the data segment; equal on all ranks
+  Stream stream = nullptr;
+};
+
+/// A launched program. Lives in its Channel, one at a time.
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  /// Goes on as far as it can without waiting; a peer that is not there yet is looked for `polls` times.
+  /// True: done. Throws Error if the peers' arguments differ.
+  virtual bool advance(int polls) = 0;
+  /// The rank that is waited for, or -1.
+  virtual int blocked_on() const = 0;
+};
+
+/// A lowered schedule in the form the device runs. Building one may be slow, launching one allocates nothing.
+class Program {
+ public:
+  virtual ~Program() = default;
+  virtual Operation& launch(const Arguments& arguments) = 0;
+};
+
+/// Flags, scratch and sequence numbers of one series of operations, shared with the peers.
+class Channel {
+ public:
+  virtual ~Channel() = default;
+  /// What `load` can take: whether peers' `in` can be read directly.
+  virtual bool can_attach() const = 0;
+  /// Collective: the scratch for large messages. False (on all ranks alike) if there is no memory for it. Idempotent.
+  virtual bool reserve_data() = 0;
+  virtual bool has_data() const = 0;
+  /// The largest slice_bytes that a program with so many flags and units can be launched with, small or large.
+  virtual std::size_t fit(const Schedule& schedule, bool is_large) const = 0;
+  virtual std::unique_ptr<Program> load(const Schedule& schedule) = 0;
+  /// Announces a call's signature without running anything (zero counts, calls left to the MPI).
+  virtual void announce(const Signature& signature) = 0;
+  /// For a wait that takes long: throws Error if a peer failed, died, or made a different call.
+  virtual void diagnose(int blocked_on) = 0;
+  /// Peers that wait for this rank will get an error that carries `why`.
+  virtual void poison(const std::string& why) noexcept = 0;
+  /// Waits (by polling `keep_waiting` in between) until all peers have announced the current call.
+  virtual bool met(const Signature& signature) = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const = 0;
+  /// One line for `trib info`: devices, instruction set.
+  virtual std::string describe() const = 0;
+  /// Whether a buffer is in this backend's memory.
+  virtual bool owns(const void* pointer) const = 0;
+  /// Collective. Null (on all ranks alike) where there is no memory; `why` then says what was missing.
+  virtual std::unique_ptr<Channel> open(Bootstrap& bootstrap, const Config& config, std::string& why) = 0;
+};
+
+/// The modules found beside this library, loaded once per process. The first is "host".
+const std::vector<Backend*>& backends();
+
+/// Each module defines this.
+extern "C" Backend* trib_backend();
+
+}  // namespace trib

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A group of ranks that reduce together: settings, layout, channel, program cache. One per MPI communicator.
+// Read communicator.cpp from run() on; backend/backend.hpp is what it drives.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.hpp"
+#include "base/config.hpp"
+#include "base/types.hpp"
+#include "base/bootstrap.hpp"
+#include "schedule/schedule.hpp"
+
+namespace trib {
+
+struct Algorithm;
+
+/// recvcounts as the caller holds them: `count` numbers of `width` (4 or 8) bytes each.
+struct Counts {
+  const void* data = nullptr;
+  int width = 4;
+
+  std::size_t operator[](int index) const {
+    return width == 4 ? static_cast<std::size_t>(static_cast<const std::int32_t*>(data)[index])
+                      : static_cast<std::size_t>(static_cast<const std::int64_t*>(data)[index]);
+  }
+};
+
+/// One reduction, in terms that are the same whatever MPI it came from. All fields but the pointers must be equal on all
+/// ranks; in_place may differ.
+struct Request {
+  Collective collective = Collective::allreduce;
+  Dtype dtype = Dtype::f32;
+  Op op = Op::sum;
+  bool in_place = false;
+  int root = 0;           ///< reduce
+  std::size_t count = 0;  ///< elements: of the vector; reduce_scatter_block: of each rank's part; reduce_scatter: unused
+  Counts counts;          ///< reduce_scatter
+  const void* in = nullptr;  ///< in_place: the caller's recvbuf
+  void* out = nullptr;       ///< null where a rank gets no result (reduce, not root)
+};
+
+/// Why a call is left to the MPI underneath. `name` and `text` of each stand in communicator.cpp.
+enum class Decline : std::uint8_t {
+  disabled,          ///< TRIB_ENABLE=0
+  single_rank,       ///< nothing to speed up
+  intercommunicator,
+  user_operator,     ///< user-defined operator, REPLACE, NO_OP
+  derived_type,      ///< not a predefined type
+  undefined_op,      ///< the MPI standard does not define this operator on this type
+  bad_argument,      ///< left to the MPI to report
+  spans_nodes,       ///< the communicator's ranks are on several machines
+  no_memory,         ///< no shared memory could be had
+  foreign_memory,    ///< a buffer in memory that no loaded backend serves
+};
+inline constexpr int kDeclines = 10;
+const char* name(Decline reason);  ///< "user_operator"
+const char* text(Decline reason);  ///< "user-defined operator"
+
+class Communicator {
+ public:
+  /// Collective over the bootstrap's ranks, which must outlive this. Throws only if the bootstrap does: where no service is
+  /// possible, declined() says why, on all ranks alike.
+  Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& config);
+  ~Communicator();  ///< not collective
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  /// Set if this communicator serves nothing; the same on all ranks.
+  const Decline* declined() const { return declined_ ? &*declined_ : nullptr; }
+
+  /// Blocking. Zero counts are fine. Returns false where no backend serves the memory (then on all ranks).
+  /// Throws Error: on disagreement between the ranks, a time-out, a dead peer; afterwards the communicator is unusable.
+  void run(const Request& request);
+
+  /// Tells peers that this rank's next call on the communicator is left to the MPI, so that ranks which
+  /// disagree get an error instead of a hang. Cheap; to be called once per declined call.
+  void note_declined(Collective collective, Decline reason);
+
+  /// Name of the algorithm that served the last run(); "none" before.
+  const char* last_algorithm() const { return last_algorithm_; }
+
+  /// Counted per communicator, read at the end.
+  struct Served {
+    Collective collective;
+    const char* algorithm;
+    std::uint64_t calls, bytes;
+    double seconds;
+  };
+  std::vector<Served> served() const;
+
+ private:
+  struct Entry;  // a program and its counters
+  Entry& entry_for(const Request& request, std::size_t bytes);
+  void wait(Operation& operation);
+  [[noreturn]] void fail(const Error& error);
+  bool ensure_data();
+
+  std::unique_ptr<Bootstrap> bootstrap_;
+  Config config_;
+  int rank_ = 0, size_ = 1;
+  std::optional<Decline> declined_;
+  std::vector<int> node_of_;
+  std::unique_ptr<Channel> channel_;
+  std::string failure_;  // why it is unusable; empty: it is not
+  const char* last_algorithm_ = "none";
+  struct Cache;
+  std::unique_ptr<Cache> cache_;
+};
+
+}  // namespace trib

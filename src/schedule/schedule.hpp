@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What is to be done, as data: a Schedule is the list of steps of one rank. algorithm/ writes schedules, lower.cpp
+// rewrites them for memory that peers cannot reach, verify.cpp proves them, backends run them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trib {
+
+enum class Collective : std::uint8_t { allreduce, reduce, reduce_scatter, reduce_scatter_block };
+inline constexpr int kCollectives = 4;
+
+constexpr std::string_view name(Collective collective) {
+  constexpr std::string_view names[] = {"allreduce", "reduce", "reduce_scatter",
+                                        "reduce_scatter_block"};
+  return names[static_cast<int>(collective)];
+}
+
+/// Whether every rank ends with a part of the vector: the chunks are then the ranks' parts.
+constexpr bool is_scatter(Collective collective) { return collective >= Collective::reduce_scatter; }
+
+/// Everything an algorithm may depend on.
+struct Shape {
+  Collective collective = Collective::allreduce;
+  int rank = 0;
+  int size = 1;
+  int root = 0;              ///< reduce only
+  bool in_place = false;     ///< `out` is the same memory as `in` (reduce_scatter: as the front of `in`)
+  std::vector<int> node_of;  ///< each rank's node; empty: all on one
+
+  bool has_output() const { return collective != Collective::reduce || rank == root; }
+};
+
+constexpr int wrap(int value, int size) { return ((value % size) + size) % size; }
+
+enum class Buffer : std::uint8_t { in, out, scratch };
+
+/// `span` chunks from `chunk` on, in one rank's buffer.
+///
+/// The vector that is reduced is cut into Schedule::chunks parts. `in` holds all of them on every rank. `out` holds all
+/// in allreduce (every rank) and in reduce (the root only; elsewhere there is no `out`), and in the reduce_scatters
+/// only chunk `rank`, at its front. `scratch` is a set of slots, and a slot holds the range of chunks written to it.
+struct Location {
+  int rank = 0;
+  Buffer buffer = Buffer::in;
+  int chunk = 0;
+  int span = 1;
+  int slot = -1;  ///< scratch only
+
+  bool operator==(const Location&) const = default;
+};
+
+/// Locations: `in(3, c)` is chunk c of rank 3's input.
+constexpr Location in(int rank, int chunk, int span = 1) { return {rank, Buffer::in, chunk, span}; }
+constexpr Location out(int rank, int chunk, int span = 1) {
+  return {rank, Buffer::out, chunk, span};
+}
+constexpr Location scratch(int rank, int slot, int chunk, int span = 1) {
+  return {rank, Buffer::scratch, chunk, span, slot};
+}
+
+enum class Verb : std::uint8_t {
+  copy,    ///< each of `to` = from[0]
+  reduce,  ///< each of `to` = from[0] op from[1] op ..., folded left to right
+  signal,  ///< tells `peers` (lowered: whoever waits for it) that all steps before it are done
+  wait,    ///< until peers[0] has given a signal
+};
+
+/// All locations of a copy or reduce step have the same chunk and span.
+struct Step {
+  Verb verb = Verb::copy;
+  std::vector<Location> to;
+  std::vector<Location> from;
+  std::vector<int> peers;
+  int slot = -1;  ///< lowered signal and wait: which of the signalling rank's slots
+  int stage = 0;  ///< lowered: see Schedule::stages
+};
+
+/// What a scratch slot of a lowered schedule holds, and where: `offset` counts chunk-sized units.
+struct Slot {
+  int chunk = 0;
+  int span = 0;  ///< zero: the slot is a flag without payload
+  int offset = 0;
+};
+
+/// One rank's steps.
+///
+/// As an algorithm writes it (direct form), every rank can reach every buffer of its peers; a wait for a peer takes the
+/// next signal that the peer has sent to this rank, in order.
+///
+/// As lower() leaves it (lowered form), a rank touches only its own `in` and `out`, and scratch. It writes only its own
+/// slots, each at most once per run of the schedule, and gives the slot's signal after that; others wait for the slot
+/// before they read it. Backends keep several generations of the slots (windows), used in turn, so that a signal can be
+/// the number of the run: see verify.hpp for the rules of reuse. With Reach::attach, reads of peers' `in` remain.
+struct Schedule {
+  int chunks = 1;
+  std::vector<Step> steps;
+
+  // Lowered form only.
+  bool is_lowered = false;
+  std::vector<std::vector<Slot>> slots;  ///< of each rank, in the order of its signals
+  int flags = 0;                         ///< the largest number of slots that a rank has
+  int units = 0;                         ///< the largest sum of spans that a rank has
+  /// Steps carry stages 0, 1, ... in order. A backend that runs a schedule again and again on slices of the data may
+  /// run stage 0 of run i + 1 before stage 1 of run i, and so on (software pipelining).
+  int stages = 1;
+  std::vector<int> readers;          ///< ranks that read slots of this rank, ascending
+  std::vector<int> attached_readers;  ///< ranks that read this rank's `in` directly, ascending
+};
+
+/// Writes a schedule step by step.
+class Builder {
+ public:
+  explicit Builder(int chunks) { schedule_.chunks = chunks; }
+
+  void copy(std::vector<Location> to, Location from) {
+    schedule_.steps.push_back({Verb::copy, std::move(to), {from}, {}});
+  }
+  void copy(Location to, Location from) { copy(std::vector{to}, from); }
+  void reduce(std::vector<Location> to, std::vector<Location> from) {
+    schedule_.steps.push_back({Verb::reduce, std::move(to), std::move(from), {}});
+  }
+  void reduce(Location to, std::vector<Location> from) {
+    reduce(std::vector{to}, std::move(from));
+  }
+  void signal(std::vector<int> peers) {
+    if (!peers.empty()) schedule_.steps.push_back({Verb::signal, {}, {}, std::move(peers)});
+  }
+  void signal(int peer) { signal(std::vector{peer}); }
+  void wait(int peer) { schedule_.steps.push_back({Verb::wait, {}, {}, {peer}}); }
+  void wait(const std::vector<int>& peers) {
+    for (const int peer : peers) wait(peer);
+  }
+
+  Schedule finish() { return std::move(schedule_); }
+
+ private:
+  Schedule schedule_;
+};
+
+/// How a backend's ranks reach each other's `in`.
+enum class Reach : std::uint8_t {
+  scratch,  ///< not at all: everything goes through shared scratch
+  attach,   ///< they can read it (cross-memory attach)
+};
+
+/// Rewrites the direct schedules of all ranks into lowered form, keeping their association: which values are folded in
+/// which order is untouched. `all[r]` is rank r's schedule for `shape` with rank = r; the result is indexed alike.
+/// In the lowered form `in` of a peer is never read after that peer may have overwritten it, also where `out` aliases
+/// `in`; with Reach::attach that holds only if verify() says so.
+/// Throws Error(Code::internal) if the schedules deadlock.
+std::vector<Schedule> lower(const std::vector<Schedule>& all, const Shape& shape, Reach reach);
+
+/// One line per step, for people and tests.
+std::string to_string(const Step& step);
+std::string to_string(const Schedule& schedule);
+
+}  // namespace trib
