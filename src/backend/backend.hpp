@@ -23,10 +23,10 @@ namespace trib {
 /// A stream of the backend's device, where it has such a thing (CUDA: cudaStream_t).
 using Stream = void*;
 
-/// What all ranks of a call must agree on, in a form that can be compared and printed. `call` counts the calls on the
-/// channel, from 1. A rank that leaves its call to the MPI says so here.
+/// What all ranks of a call must agree on, in a form that can be compared and printed. A rank that leaves its call to the
+/// MPI says so here.
 struct Signature {
-  std::uint64_t call = 0;
+  std::uint64_t call = 0;   ///< number of the call on its channel, from 1; filled in by announce()
   std::uint64_t hash = 0;   ///< of everything below and, for reduce_scatter, of all counts
   std::uint64_t count = 0;  ///< elements
   std::int32_t root = 0;
@@ -41,10 +41,12 @@ struct Arguments {
   void* out = nullptr;
   Dtype dtype = Dtype::f32;
   Op op = Op::sum;
-  std::size_t count = 0;           ///< elements of the whole vector
-  const std::size_t* counts = nullptr;  ///< elements of each chunk, where they are not an even split
-  std::size_t slice_bytes = 0;     ///< bytes of one chunk per pass; equal on all ranks, at most what fits (Channel::fit)
+  /// Elements before each chunk, and in all: chunks + 1 ascending numbers. Equal on all ranks.
+  const std::size_t* chunk_begin = nullptr;
+  std::size_t longest = 0;         ///< elements of the longest chunk
+  std::size_t slice = 0;           ///< elements of one chunk per pass; equal on all ranks, at most what fits (Channel::fit)
   bool is_large = false;           ///< uses the data segment; equal on all ranks
+  Store store = Store::cached;     ///< for results
   Stream stream = nullptr;
 };
 
@@ -57,12 +59,15 @@ class Operation {
   virtual bool advance(int polls) = 0;
   /// The rank that is waited for, or -1.
   virtual int blocked_on() const = 0;
+  /// Changes whenever advance() got anywhere.
+  virtual std::uint64_t position() const = 0;
 };
 
 /// A lowered schedule in the form the device runs. Building one may be slow, launching one allocates nothing.
 class Program {
  public:
   virtual ~Program() = default;
+  /// `arguments` need not outlive the call, but chunk_begin must stay until the operation is done.
   virtual Operation& launch(const Arguments& arguments) = 0;
 };
 
@@ -75,17 +80,21 @@ class Channel {
   /// Collective: the scratch for large messages. False (on all ranks alike) if there is no memory for it. Idempotent.
   virtual bool reserve_data() = 0;
   virtual bool has_data() const = 0;
-  /// The largest slice_bytes that a program with so many flags and units can be launched with, small or large.
+  /// The most bytes of one chunk that a pass of `schedule` has room for, in the small or the large scratch.
   virtual std::size_t fit(const Schedule& schedule, bool is_large) const = 0;
   virtual std::unique_ptr<Program> load(const Schedule& schedule) = 0;
-  /// Announces a call's signature without running anything (zero counts, calls left to the MPI).
+  /// Every call on the channel begins with this: numbers it and shows its signature to the peers. Calls that run nothing
+  /// (zero counts, calls left to the MPI) are announced too.
   virtual void announce(const Signature& signature) = 0;
-  /// For a wait that takes long: throws Error if a peer failed, died, or made a different call.
-  virtual void diagnose(int blocked_on) = 0;
+  /// Whether all peers have announced this call; throws Error if one of them announced something else.
+  virtual bool met() = 0;
+  /// For a wait that takes long: throws Error if the peer failed, or made a different call. `position` is
+  /// Operation::position(): a peer that has left this call without moving us will never do so.
+  virtual void diagnose(int blocked_on, std::uint64_t position) = 0;
+  /// Throws Error if a peer's process is gone. Slower than diagnose().
+  virtual void check_alive() = 0;
   /// Peers that wait for this rank will get an error that carries `why`.
   virtual void poison(const std::string& why) noexcept = 0;
-  /// Waits (by polling `keep_waiting` in between) until all peers have announced the current call.
-  virtual bool met(const Signature& signature) = 0;
 };
 
 class Backend {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,6 @@
 #include "schedule/schedule.hpp"
 
 namespace trib {
-
-struct Algorithm;
 
 /// recvcounts as the caller holds them: `count` numbers of `width` (4 or 8) bytes each.
 struct Counts {
@@ -76,7 +75,7 @@ class Communicator {
   /// Set if this communicator serves nothing; the same on all ranks.
   const Decline* declined() const { return declined_ ? &*declined_ : nullptr; }
 
-  /// Blocking. Zero counts are fine. Returns false where no backend serves the memory (then on all ranks).
+  /// Blocking. Zero counts are fine. Not to be called where declined().
   /// Throws Error: on disagreement between the ranks, a time-out, a dead peer; afterwards the communicator is unusable.
   void run(const Request& request);
 
@@ -97,21 +96,28 @@ class Communicator {
   std::vector<Served> served() const;
 
  private:
-  struct Entry;  // a program and its counters
-  Entry& entry_for(const Request& request, std::size_t bytes);
-  void wait(Operation& operation);
-  [[noreturn]] void fail(const Error& error);
-  bool ensure_data();
+  struct Plan;     // everything that can be worked out before a call: program, chunks, slices, signature
+  struct Cache;    // plans and programs
 
-  std::unique_ptr<Bootstrap> bootstrap_;
+  Plan& plan_for(const Request& request);
+  void make_plan(Plan& plan, const Request& request);
+  void set_program(Plan& plan);
+  void reserve_data(Plan& plan);
+  void wait(Operation& operation);
+  template <class Step, class Position>
+  void wait_slowly(Step&& step, Position&& position);
+  [[noreturn]] void fail(const Error& error);
+
+  const std::unique_ptr<Bootstrap> bootstrap_;
   Config config_;
   int rank_ = 0, size_ = 1;
   std::optional<Decline> declined_;
   std::vector<int> node_of_;
+  bool is_crowded_ = false;
+  int spin_ = 0;                 // polls before a wait lets others run
   std::unique_ptr<Channel> channel_;
-  std::string failure_;  // why it is unusable; empty: it is not
+  std::string failure_;          // why it is unusable; empty: it is not
   const char* last_algorithm_ = "none";
-  struct Cache;
   std::unique_ptr<Cache> cache_;
 };
 

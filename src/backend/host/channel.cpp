@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Setting up a channel, and what happens when a wait takes long: disagreement, failed peers, dead peers.
+#include "backend/host/channel.hpp"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "backend/host/attach.hpp"
+#include "backend/host/program.hpp"
+
+namespace trib::host {
+namespace {
+
+constexpr std::size_t round_up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
+
+/// When the process was started, in clock ticks since boot; 0 if it cannot be seen or is no more than a zombie.
+std::uint64_t start_time(int pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  if (!std::getline(file, text)) return 0;
+  const auto name_end = text.rfind(')');  // the name may hold anything, spaces and parentheses included
+  if (name_end == std::string::npos) return 0;
+  std::istringstream rest(text.substr(name_end + 1));
+  std::string field;
+  for (int number = 3; number <= 22 && rest >> field; ++number) {
+    if (number == 3 && (field == "Z" || field == "X")) return 0;
+    if (number == 22) return std::stoull(field);
+  }
+  return 0;
+}
+
+std::string describe(const Signature& signature) {
+  const auto collective = static_cast<Collective>(signature.collective);
+  std::string text = "MPI_" + std::string(name(collective));
+  text[4] = static_cast<char>(std::toupper(text[4]));
+  if (signature.declined >= 0) return text + " in a form that is left to the MPI";
+  text += " of " + std::to_string(signature.count) + " " + std::string(name(static_cast<Dtype>(signature.dtype))) +
+          " with " + std::string(name(static_cast<Op>(signature.op)));
+  if (collective == Collective::reduce) text += " to root " + std::to_string(signature.root);
+  return text;
+}
+
+std::uint64_t pack(const Signature& signature) {
+  return static_cast<std::uint64_t>(static_cast<std::uint32_t>(signature.root)) << 32 |
+         static_cast<std::uint64_t>(signature.collective) << 24 | static_cast<std::uint64_t>(signature.dtype) << 16 |
+         static_cast<std::uint64_t>(signature.op) << 8 | static_cast<std::uint8_t>(signature.declined);
+}
+
+Signature unpack(std::uint64_t packed) {
+  Signature signature;
+  signature.root = static_cast<std::int32_t>(packed >> 32);
+  signature.collective = static_cast<std::uint8_t>(packed >> 24);
+  signature.dtype = static_cast<std::uint8_t>(packed >> 16);
+  signature.op = static_cast<std::uint8_t>(packed >> 8);
+  signature.declined = static_cast<std::int8_t>(packed);
+  return signature;
+}
+
+}  // namespace
+
+std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& config, std::string& why) {
+  auto channel = std::unique_ptr<Channel>(new Channel(bootstrap, config));
+  channel->rank_ = bootstrap.rank();
+  channel->size_ = bootstrap.size();
+  const auto size = static_cast<std::size_t>(channel->size_);
+  // A ring needs two lines per peer, which is the most of all algorithms.
+  channel->flags_ = 2 * channel->size_ + 16;
+
+  const std::size_t lines_at = round_up(sizeof(Control), kCacheLine);
+  const std::size_t small_at = lines_at + sizeof(Line) * static_cast<std::size_t>(kWindows * channel->flags_);
+  channel->control_ = Segment::open(bootstrap, small_at + kWindows * kSmallBytes, config.segment, why);
+  if (!channel->control_) return nullptr;
+
+  struct Hello {
+    std::int32_t pid;
+    std::uint64_t start_time, nonce;
+    const void* nonce_at;
+  };
+  Hello mine{::getpid(), start_time(::getpid()), 0, &channel->current_.hash};
+  if (::getrandom(&mine.nonce, sizeof mine.nonce, 0) != static_cast<ssize_t>(sizeof mine.nonce)) mine.nonce = 0;
+  channel->current_.hash = mine.nonce;
+  std::vector<Hello> all(size);
+  bootstrap.exchange(&mine, all.data(), sizeof mine);
+
+  bool can_attach = config.attach != Config::Attach::off;
+  channel->can_see_processes_ = true;
+  channel->peers_.resize(size);
+  for (int rank = 0; rank < channel->size_; ++rank) {
+    Peer& peer = channel->peers_[rank];
+    std::byte* const region = channel->control_->of(rank);
+    peer.control = reinterpret_cast<Control*>(region);
+    peer.lines = reinterpret_cast<Line*>(region + lines_at);
+    peer.small = region + small_at;
+    peer.pid = all[rank].pid;
+    peer.start_time = all[rank].start_time;
+    channel->can_see_processes_ = channel->can_see_processes_ && peer.start_time != 0 && start_time(peer.pid) == peer.start_time;
+    // The nonce shows that the number means that very process: in a container it may mean another one.
+    std::uint64_t seen = 0;
+    can_attach = can_attach && all[rank].nonce != 0 &&
+                 read_process(peer.pid, all[rank].nonce_at, &seen, sizeof seen) && seen == all[rank].nonce;
+  }
+  std::vector<char> answers(size);
+  const char answer = can_attach ? 1 : 0;
+  bootstrap.exchange(&answer, answers.data(), 1);
+  channel->can_attach_ = std::all_of(answers.begin(), answers.end(), [](char yes) { return yes != 0; });
+  channel->current_ = {};
+  channel->last_run_ = kWindows;  // so that "the run kWindows before" is never negative
+  return channel;
+}
+
+bool Channel::reserve_data() {
+  if (data_) return true;
+  std::string why;
+  data_ = Segment::open(bootstrap_, kWindows * kLargeBytes, config_.segment, why);
+  if (!data_) return false;
+  for (int rank = 0; rank < size_; ++rank) peers_[rank].large = data_->of(rank);
+  return true;
+}
+
+std::size_t Channel::fit(const Schedule& schedule, bool is_large) const {
+  if (schedule.flags > flags_) return 0;
+  const std::size_t room = is_large ? kLargeBytes : kSmallBytes;
+  if (schedule.units == 0) return room;  // nothing goes through scratch: a pass only has to be of a reasonable size
+  return room / static_cast<std::size_t>(schedule.units) / kCacheLine * kCacheLine;
+}
+
+std::unique_ptr<trib::Program> Channel::load(const Schedule& schedule) { return std::make_unique<Program>(*this, schedule); }
+
+void Channel::announce(const Signature& signature) {
+  const std::uint64_t call = current_.call + 1;
+  current_ = signature;
+  current_.call = call;
+  Control& own = *peers_[rank_].control;
+  Record& record = own.history[call % kHistory];
+  record.call.store(0, std::memory_order_relaxed);
+  // Pairs with the fence in compare(): who sees any of the new fields does not see the old number any more.
+  std::atomic_thread_fence(std::memory_order_release);
+  record.hash.store(signature.hash, std::memory_order_relaxed);
+  record.count.store(signature.count, std::memory_order_relaxed);
+  record.packed.store(pack(signature), std::memory_order_relaxed);
+  record.call.store(call, std::memory_order_release);
+  // Release: pairs with the acquire in met() and diagnose(); the record and all slots of earlier calls come with it.
+  own.state.call.store(call, std::memory_order_release);
+}
+
+/// Throws if the peer's record of our call differs from ours. Records that are gone already say nothing.
+void Channel::compare(int peer) {
+  const Record& record = peers_[peer].control->history[current_.call % kHistory];
+  if (record.call.load(std::memory_order_acquire) != current_.call) return;
+  const std::uint64_t hash = record.hash.load(std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (record.call.load(std::memory_order_relaxed) == current_.call && hash != current_.hash) disagree(peer);
+}
+
+void Channel::disagree(int peer) const {
+  const Record& record = peers_[peer].control->history[current_.call % kHistory];
+  std::string theirs = "something else (its record is gone)";
+  if (record.call.load(std::memory_order_acquire) == current_.call) {
+    Signature signature = unpack(record.packed.load(std::memory_order_relaxed));
+    signature.count = record.count.load(std::memory_order_relaxed);
+    theirs = describe(signature);
+    if (theirs == describe(current_)) theirs += ", with other recvcounts";
+  }
+  throw Error(Code::argument, "ranks disagree: rank " + std::to_string(rank_) + " calls " + describe(current_) + ", rank " +
+                                  std::to_string(peer) + " calls " + theirs);
+}
+
+bool Channel::met() {
+  bool all = true;
+  for (int peer = 0; peer < size_; ++peer) {
+    const State& state = peers_[peer].control->state;
+    if (state.call.load(std::memory_order_acquire) < current_.call) {
+      all = false;
+      diagnose(peer, 0);
+    } else {
+      compare(peer);
+    }
+  }
+  return all;
+}
+
+void Channel::diagnose(int blocked_on, std::uint64_t position) {
+  if (blocked_on < 0) return;
+  const State& state = peers_[blocked_on].control->state;
+  // Read before `failed`: a peer that made a different call gets the clearer message, on whichever side it is seen first.
+  const std::uint64_t call = state.call.load(std::memory_order_acquire);
+  if (call >= current_.call) compare(blocked_on);
+  if (state.failed.load(std::memory_order_acquire) != 0)
+    throw Error(Code::peer, "rank " + std::to_string(blocked_on) + " failed: " + std::string(state.why, strnlen(state.why, sizeof state.why)));
+  if (call > current_.call) {
+    // Whatever the peer gave us in this call was visible before we saw it in a later one. If we still stand where we stood
+    // then, it gave us nothing: it was in another kind of call.
+    if (suspect_ == blocked_on && suspect_position_ == position) disagree(blocked_on);
+    suspect_ = blocked_on;
+    suspect_position_ = position;
+  } else {
+    suspect_ = -1;
+  }
+}
+
+void Channel::check_alive() {
+  if (!can_see_processes_) return;
+  for (int peer = 0; peer < size_; ++peer)
+    if (peer != rank_ && start_time(peers_[peer].pid) != peers_[peer].start_time) {
+      // It may have finished properly just now: then what we wait for is there.
+      throw Error(Code::peer, "rank " + std::to_string(peer) + " (process " + std::to_string(peers_[peer].pid) + ") is gone");
+    }
+}
+
+void Channel::poison(const std::string& why) noexcept {
+  State& state = peers_[rank_].control->state;
+  if (state.failed.load(std::memory_order_relaxed) != 0) return;
+  std::strncpy(state.why, why.c_str(), sizeof state.why - 1);
+  state.failed.store(1, std::memory_order_release);  // pairs with the acquire in diagnose()
+}
+
+}  // namespace trib::host

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What a communicator's ranks share in host memory, and the rules for touching it. program.cpp runs schedules on it.
+//
+// The region of a rank in the control segment:
+//
+//     completed   number of the last run that this rank has finished; peers read it before they overwrite slots (credits)
+//     state       number of the call the rank is in, whether it failed and why
+//     history     the signatures of its last calls, so that a disagreement can be named
+//     lines       kWindows x flags: one cache line per slot, {number of the run, signature hash, 48 bytes of payload}
+//     small       kWindows x kSmallBytes: payload that does not fit the line
+//
+// and in the data segment, which comes with the first large call: kWindows x kLargeBytes of payload.
+//
+// Every word has one writer. Numbers of runs only grow, so nothing is ever reset. Run n uses window n % kWindows; a rank
+// may write its slots of run n once all who read its slots of run n - kWindows have completed that run.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.hpp"
+#include "backend/host/segment.hpp"
+
+namespace trib::host {
+
+inline constexpr std::size_t kCacheLine = 64;
+inline constexpr int kWindows = 4;
+inline constexpr std::size_t kSmallBytes = 8 << 10;
+inline constexpr std::size_t kLargeBytes = 512 << 10;
+inline constexpr std::size_t kInlineBytes = 48;
+inline constexpr int kHistory = 8;
+
+/// A slot's flag, with the payload behind it where that is small: one cache line moves both.
+struct alignas(kCacheLine) Line {
+  std::atomic<std::uint64_t> run;
+  std::uint64_t signature;
+  std::byte payload[kInlineBytes];
+};
+static_assert(sizeof(Line) == kCacheLine);
+
+struct alignas(kCacheLine) Completed {
+  std::atomic<std::uint64_t> run;
+};
+
+struct alignas(kCacheLine) State {
+  std::atomic<std::uint64_t> call;    // number of the call that this rank has entered last
+  std::atomic<std::uint32_t> failed;  // set after `why`
+  char why[180];
+};
+
+struct alignas(kCacheLine) Record {
+  // Read only in order to explain an error; `call` says whether the record is the one looked for.
+  std::atomic<std::uint64_t> call, hash, count, packed;
+};
+
+struct Control {
+  Completed completed;
+  State state;
+  Record history[kHistory];
+};
+
+class Program;
+
+class Channel final : public trib::Channel {
+ public:
+  static std::unique_ptr<Channel> open(Bootstrap& bootstrap, const Config& config, std::string& why);
+
+  bool can_attach() const override { return can_attach_; }
+  bool reserve_data() override;
+  bool has_data() const override { return data_ != nullptr; }
+  std::size_t fit(const Schedule& schedule, bool is_large) const override;
+  std::unique_ptr<trib::Program> load(const Schedule& schedule) override;
+  void announce(const Signature& signature) override;
+  bool met() override;
+  void diagnose(int blocked_on, std::uint64_t position) override;
+  void check_alive() override;
+  void poison(const std::string& why) noexcept override;
+
+ private:
+  friend class Program;
+  struct Peer {
+    Control* control = nullptr;
+    Line* lines = nullptr;         // of window 0
+    std::byte* small = nullptr;    // of window 0
+    std::byte* large = nullptr;    // of window 0; null before reserve_data()
+    std::uint64_t completed = 0;   // what we know of its progress without looking
+    std::int32_t pid = 0;
+    std::uint64_t start_time = 0;  // tells the process from a later one of the same number
+  };
+
+  Channel(Bootstrap& bootstrap, const Config& config) : bootstrap_(bootstrap), config_(config) {}
+  [[noreturn]] void disagree(int peer) const;
+  void compare(int peer);
+
+  Bootstrap& bootstrap_;
+  const Config config_;
+  std::unique_ptr<Segment> control_, data_;
+  std::vector<Peer> peers_;
+  int rank_ = 0, size_ = 1, flags_ = 0;
+  bool can_attach_ = false, can_see_processes_ = false;
+  Signature current_;
+  int suspect_ = -1;                               // a peer that has left our call, ...
+  std::uint64_t suspect_position_ = 0;             // ... and where we stood when we saw that
+  std::uint64_t last_run_ = 0;                     // the last one started
+  const std::vector<int>* window_readers_[kWindows] = {};  // who reads what we wrote there last
+};
+
+}  // namespace trib::host

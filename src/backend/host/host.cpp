@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The backend for ordinary memory, as a loadable module. channel.hpp comes next.
+#include "backend/backend.hpp"
+#include "backend/host/channel.hpp"
+
+namespace trib::host {
+namespace {
+
+class Host final : public Backend {
+ public:
+  std::string_view name() const override { return "host"; }
+  std::string describe() const override { return std::string("host memory, kernels for ") + kernel_isa(); }
+  bool owns(const void*) const override { return true; }  // asked last: whatever no device claims
+  std::unique_ptr<trib::Channel> open(Bootstrap& bootstrap, const Config& config, std::string& why) override {
+    return Channel::open(bootstrap, config, why);
+  }
+};
+
+}  // namespace
+}  // namespace trib::host
+
+extern "C" __attribute__((visibility("default"))) trib::Backend* trib_backend() {
+  static trib::host::Host host;
+  return &host;
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How a segment comes about: rank 0 creates a file without a name, the others open it through /proc, every rank allocates
+// its own region. Where /proc/PID/fd is closed to us, a file in /dev/shm under a random name takes its place; it is
+// unlinked as soon as all have opened it.
+#include "backend/host/segment.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace trib::host {
+namespace {
+
+using Nonce = std::array<std::uint64_t, 2>;
+
+constexpr std::size_t kPage = 4096;
+
+/// What rank 0 tells the others.
+struct Offer {
+  bool is_there = false;
+  pid_t pid = 0;
+  int fd = -1;
+  Nonce nonce{};      // also the first bytes of the segment: proves that the right file was opened
+  char name[64] = {};  // of the file in /dev/shm; empty: memfd
+};
+
+std::atomic<std::size_t> budget_used{0};
+
+std::string describe(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
+
+class File {
+ public:
+  explicit File(int fd = -1) : fd_(fd) {}
+  ~File() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  int get() const { return fd_; }
+  void reset(int fd) {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = fd;
+  }
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+struct Segment::Mapping {
+  std::byte* base = nullptr;
+  std::size_t bytes = 0;
+  Nonce nonce{};
+  ~Mapping();
+};
+
+namespace {
+
+// Ranks that are threads of one process use one mapping: it saves address space, and lets a thread sanitizer see that
+// they talk about the same memory.
+std::mutex mappings_mutex;
+std::map<Nonce, std::weak_ptr<void>>& mappings() {
+  static std::map<Nonce, std::weak_ptr<void>> map;
+  return map;
+}
+
+}  // namespace
+
+Segment::Mapping::~Mapping() {
+  if (base != nullptr) ::munmap(base, bytes);
+  const std::lock_guard lock(mappings_mutex);
+  mappings().erase(nonce);
+}
+
+Segment::Segment(std::shared_ptr<Mapping> mapping, std::size_t bytes_per_rank)
+    : mapping_(std::move(mapping)), base_(mapping_->base + kPage), bytes_per_rank_(bytes_per_rank) {}
+
+Segment::~Segment() { budget_used -= bytes_per_rank_; }
+
+std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_per_rank, Config::Segment mode,
+                                       std::string& why) {
+  if (mode == Config::Segment::automatic) {
+    auto segment = open(bootstrap, bytes_per_rank, Config::Segment::memfd, why);
+    return segment ? std::move(segment) : open(bootstrap, bytes_per_rank, Config::Segment::file, why);
+  }
+  bytes_per_rank = (bytes_per_rank + kPage - 1) / kPage * kPage;
+  const int rank = bootstrap.rank(), size = bootstrap.size();
+  const std::size_t total = kPage + bytes_per_rank * static_cast<std::size_t>(size);
+  const bool is_affordable = budget_used.fetch_add(bytes_per_rank) + bytes_per_rank <= kSegmentBudget;
+  std::string trouble = is_affordable ? "" : "the limit of 64 MiB of shared memory per rank is reached";
+
+  Offer mine;
+  File file;
+  if (rank == 0) {
+    if (::getrandom(mine.nonce.data(), sizeof mine.nonce, 0) != static_cast<ssize_t>(sizeof mine.nonce))
+      trouble = describe("getrandom");
+    if (mode == Config::Segment::memfd) {
+      file.reset(::memfd_create("tributary", MFD_CLOEXEC));
+    } else {
+      std::snprintf(mine.name, sizeof mine.name, "/tributary-%016llx%016llx", static_cast<unsigned long long>(mine.nonce[0]),
+                    static_cast<unsigned long long>(mine.nonce[1]));
+      file.reset(::shm_open(mine.name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+    }
+    if (file.get() < 0) {
+      trouble = describe(mode == Config::Segment::memfd ? "memfd_create" : "shm_open");
+    } else if (::ftruncate(file.get(), static_cast<off_t>(total)) != 0) {
+      trouble = describe("ftruncate");
+    } else if (const int error = ::posix_fallocate(file.get(), 0, kPage); error != 0) {
+      // posix_fallocate returns its error; without it a full file system would show as SIGBUS, later.
+      errno = error;
+      trouble = describe("cannot allocate shared memory");
+    } else if (::pwrite(file.get(), mine.nonce.data(), sizeof mine.nonce, 0) != static_cast<ssize_t>(sizeof mine.nonce)) {
+      trouble = describe("cannot write to shared memory");
+    } else {
+      mine.is_there = true;
+    }
+    mine.pid = ::getpid();
+    mine.fd = file.get();
+  }
+  std::vector<Offer> offers(static_cast<std::size_t>(size));
+  bootstrap.exchange(&mine, offers.data(), sizeof mine);
+  const Offer& offer = offers[0];
+
+  std::shared_ptr<Mapping> mapping;
+  if (offer.is_there && trouble.empty()) {
+    const std::unique_lock lock(mappings_mutex);
+    if (const auto found = mappings().find(offer.nonce); found != mappings().end())
+      mapping = std::static_pointer_cast<Mapping>(found->second.lock());
+    if (rank != 0) {
+      if (mode == Config::Segment::memfd) {
+        const std::string path = "/proc/" + std::to_string(offer.pid) + "/fd/" + std::to_string(offer.fd);
+        file.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+      } else {
+        file.reset(::shm_open(offer.name, O_RDWR | O_CLOEXEC, 0));
+      }
+      Nonce nonce{};
+      if (file.get() < 0)
+        trouble = describe("cannot open rank 0's shared memory");
+      else if (::pread(file.get(), nonce.data(), sizeof nonce, 0) != static_cast<ssize_t>(sizeof nonce) || nonce != offer.nonce)
+        trouble = "cannot see rank 0's shared memory: another process has its number here";
+    }
+    if (trouble.empty()) {
+      const auto offset = static_cast<off_t>(kPage + bytes_per_rank * static_cast<std::size_t>(rank));
+      if (const int error = ::posix_fallocate(file.get(), offset, static_cast<off_t>(bytes_per_rank)); error != 0) {
+        errno = error;
+        trouble = describe("cannot allocate shared memory");
+      }
+    }
+    if (trouble.empty() && !mapping) {
+      void* const base = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+      if (base == MAP_FAILED) {
+        trouble = describe("cannot map shared memory");
+      } else {
+        mapping = std::make_shared<Mapping>();
+        mapping->base = static_cast<std::byte*>(base);
+        mapping->bytes = total;
+        mapping->nonce = offer.nonce;
+        mappings()[offer.nonce] = mapping;
+      }
+    }
+  }
+
+  struct Outcome {
+    bool is_fine;
+    char why[120];
+  } outcome{trouble.empty() && mapping != nullptr, {}};
+  std::strncpy(outcome.why, trouble.c_str(), sizeof outcome.why - 1);
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(size));
+  bootstrap.exchange(&outcome, outcomes.data(), sizeof outcome);
+  if (rank == 0 && mine.name[0] != '\0' && mine.is_there) ::shm_unlink(mine.name);
+  for (const Outcome& other : outcomes) {
+    if (other.is_fine) continue;
+    if (other.why[0] != '\0') why = other.why;
+    budget_used -= bytes_per_rank;
+    return nullptr;
+  }
+  return std::unique_ptr<Segment>(new Segment(std::move(mapping), bytes_per_rank));
+}
+
+}  // namespace trib::host

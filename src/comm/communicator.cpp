@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// One call from the request to the result: run() looks up a plan, launches its program and waits. Setup comes after it.
+#include "comm/communicator.hpp"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <tuple>
+
+#include "base/log.hpp"
+#include "tune/select.hpp"
+
+namespace trib {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Polls between two looks at the rest of the world, about a microsecond's worth.
+constexpr int kPollsPerYield = 40;
+/// Polls before the first such look: the usual wait is over by then.
+constexpr int kFirstSpin = 400;
+constexpr int kFirstSpinCrowded = 10;
+
+/// Results of at least so many bytes are stored past the caches.
+constexpr std::size_t kStreamBytes = 8u << 20;
+
+constexpr std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+  return hash ^ (hash >> 29);
+}
+
+}  // namespace
+
+/// A lowered schedule on the channel, and what it has served.
+struct Loaded {
+  const Algorithm* algorithm = nullptr;
+  Collective collective{};
+  Schedule schedule;
+  std::unique_ptr<Program> program;
+  std::uint64_t calls = 0, bytes = 0;
+  double seconds = 0;
+};
+
+struct Communicator::Plan {
+  bool is_made = false;
+  Request request;  // what it is for; pointers unused
+  std::vector<std::size_t> counts;
+  std::vector<std::size_t> chunk_begin;
+  std::size_t bytes = 0;  // of the vector
+  Choice choice;
+  Loaded* loaded = nullptr;
+  Arguments arguments;
+
+  bool is_for(const Request& other, int size) const {
+    if (!is_made || request.collective != other.collective || request.dtype != other.dtype || request.op != other.op ||
+        request.root != other.root)
+      return false;
+    if (other.collective != Collective::reduce_scatter) return request.count == other.count;
+    for (int rank = 0; rank < size; ++rank)
+      if (counts[static_cast<std::size_t>(rank)] != other.counts[rank]) return false;
+    return true;
+  }
+};
+
+struct Communicator::Cache {
+  // Direct mapped: calls that alternate between a few shapes all find their plan.
+  std::array<Plan, 32> plans;
+  std::map<std::tuple<Collective, const Algorithm*, int, Reach>, Loaded> programs;
+  bool is_without_data = false;  // there was no memory for large messages
+};
+
+// --------------------------------------------------------------------------------------------- a call
+
+void Communicator::run(const Request& request) {
+  if (!failure_.empty()) throw Error(Code::unusable, "this communicator is unusable since: " + failure_);
+  try {
+    Plan& plan = plan_for(request);
+    channel_->announce(plan.arguments.signature);
+    if (plan.bytes == 0) return;
+    if (plan.arguments.is_large && !channel_->has_data()) reserve_data(plan);
+    plan.arguments.in = request.in;
+    plan.arguments.out = request.out;
+    Loaded& loaded = *plan.loaded;
+    last_algorithm_ = loaded.algorithm->name.data();
+    ++loaded.calls;
+    loaded.bytes += plan.bytes;
+    if (!config_.stats) {
+      wait(loaded.program->launch(plan.arguments));
+    } else {
+      const auto start = Clock::now();
+      wait(loaded.program->launch(plan.arguments));
+      loaded.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    }
+  } catch (const Error& error) {
+    fail(error);
+  }
+}
+
+inline void Communicator::wait(Operation& operation) {
+  if (operation.advance(spin_)) return;
+  wait_slowly([&](int polls) { return operation.advance(polls) ? -2 : operation.blocked_on(); },
+              [&] { return operation.position(); });
+}
+
+/// Repeats `step(polls)` until it gives -2 (done); it gives the rank that it waits for, or -1.
+template <class Step, class Position>
+void Communicator::wait_slowly(Step&& step, Position&& position) {
+  const auto start = Clock::now();
+  auto alive_at = start;
+  const int polls = is_crowded_ ? 1 : kPollsPerYield;
+  for (std::uint32_t round = 1;; ++round) {
+    // The peer may be held up by a message that only our MPI can move.
+    bootstrap_->progress();
+    ::sched_yield();
+    const int peer = step(polls);
+    if (peer == -2) return;
+    if (round % 64 != 0) continue;
+    channel_->diagnose(peer, position());
+    const auto now = Clock::now();
+    const double waited = std::chrono::duration<double>(now - start).count();
+    if (config_.timeout > 0 && waited > config_.timeout) {
+      throw Error(Code::timeout, "rank " + std::to_string(peer) + " did not arrive within TRIB_TIMEOUT=" + std::to_string(config_.timeout) + " s");
+    }
+    if (now - alive_at > std::chrono::milliseconds(100)) {
+      alive_at = now;
+      try {
+        channel_->check_alive();
+      } catch (const Error&) {
+        if (step(polls) == -2) return;  // it did its part before it left
+        throw;
+      }
+    }
+  }
+}
+
+void Communicator::note_declined(Collective collective, Decline reason) {
+  if (!channel_) return;
+  Signature signature;
+  signature.collective = static_cast<std::uint8_t>(collective);
+  signature.declined = static_cast<std::int8_t>(reason);
+  signature.hash = 1;
+  channel_->announce(signature);
+}
+
+void Communicator::fail(const Error& error) {
+  failure_ = error.what();
+  if (channel_) channel_->poison(failure_);
+  throw error;
+}
+
+// ---------------------------------------------------------------------------------------------- plans
+
+Communicator::Plan& Communicator::plan_for(const Request& request) {
+  std::uint64_t hash = mix(static_cast<std::uint64_t>(request.collective), request.count);
+  hash = mix(hash, static_cast<std::uint64_t>(request.dtype) << 8 | static_cast<std::uint64_t>(request.op));
+  hash = mix(hash, static_cast<std::uint64_t>(request.root));
+  if (request.collective == Collective::reduce_scatter) hash = mix(hash, request.counts[0]);
+  Plan& plan = cache_->plans[(hash >> 40) % cache_->plans.size()];
+  if (!plan.is_for(request, size_)) make_plan(plan, request);
+  return plan;
+}
+
+void Communicator::make_plan(Plan& plan, const Request& request) {
+  plan.is_made = false;
+  plan.request = request;
+  const auto size = static_cast<std::size_t>(size_);
+  std::size_t total = request.count;
+  if (request.collective == Collective::reduce_scatter) {
+    plan.counts.resize(size);
+    total = 0;
+    for (int rank = 0; rank < size_; ++rank) total += plan.counts[static_cast<std::size_t>(rank)] = request.counts[rank];
+  } else if (request.collective == Collective::reduce_scatter_block) {
+    plan.counts.assign(size, request.count);
+    total = request.count * size;
+  }
+  plan.bytes = total * bytes(request.dtype);
+
+  Signature& signature = plan.arguments.signature;
+  signature = {};
+  signature.count = total;
+  signature.root = request.root;
+  signature.collective = static_cast<std::uint8_t>(request.collective);
+  signature.dtype = static_cast<std::uint8_t>(request.dtype);
+  signature.op = static_cast<std::uint8_t>(request.op);
+  std::uint64_t hash = mix(0x7472u, total);
+  hash = mix(hash, static_cast<std::uint64_t>(request.root));
+  hash = mix(hash, std::uint64_t{signature.collective} << 16 | std::uint64_t{signature.dtype} << 8 | signature.op);
+  if (request.collective == Collective::reduce_scatter)
+    for (const std::size_t count : plan.counts) hash = mix(hash, count);
+  signature.hash = hash;
+
+  plan.arguments.dtype = request.dtype;
+  plan.arguments.op = request.op;
+  if (plan.bytes > 0) set_program(plan);
+  plan.is_made = true;
+}
+
+/// Chooses the algorithm, loads its program if it is new here, and cuts the vector into chunks and slices.
+void Communicator::set_program(Plan& plan) {
+  const Request& request = plan.request;
+  const std::size_t element = bytes(request.dtype);
+  const bool is_scattered = is_scatter(request.collective);
+  Key key;
+  key.collective = request.collective;
+  key.size = size_;
+  key.bytes = key.longest = plan.bytes;
+  key.can_attach = channel_->can_attach();
+  key.is_crowded = is_crowded_;
+  if (is_scattered) key.longest = *std::max_element(plan.counts.begin(), plan.counts.end()) * element;
+  plan.choice = select(key, config_);
+
+  const auto load = [&]() -> Loaded& {
+    Loaded& loaded = cache_->programs[{request.collective, plan.choice.algorithm, request.root, plan.choice.reach}];
+    if (!loaded.program) {
+      Shape shape;
+      shape.collective = request.collective;
+      shape.size = size_;
+      shape.root = request.root;
+      shape.node_of = node_of_;
+      loaded.algorithm = plan.choice.algorithm;
+      loaded.collective = request.collective;
+      loaded.schedule = lower(all_ranks(*plan.choice.algorithm, shape), shape, plan.choice.reach)[static_cast<std::size_t>(rank_)];
+      loaded.program = channel_->load(loaded.schedule);
+    }
+    return loaded;
+  };
+  plan.loaded = &load();
+
+  const auto chunks = static_cast<std::size_t>(plan.loaded->schedule.chunks);
+  const std::size_t total = plan.bytes / element;
+  Arguments& arguments = plan.arguments;
+  plan.chunk_begin.resize(chunks + 1);
+  if (is_scattered && chunks == static_cast<std::size_t>(size_)) {
+    plan.chunk_begin[0] = 0;
+    for (std::size_t c = 0; c < chunks; ++c) plan.chunk_begin[c + 1] = plan.chunk_begin[c] + plan.counts[c];
+  } else {
+    // Chunks of whole cache lines where there is enough: two owners never write one line of a result.
+    std::size_t share = (total + chunks - 1) / chunks;
+    const std::size_t line = std::max<std::size_t>(64 / element, 1);
+    if (share >= 4 * line) share = (share + line - 1) / line * line;
+    for (std::size_t c = 0; c <= chunks; ++c) plan.chunk_begin[c] = std::min(total, c * share);
+  }
+  arguments.chunk_begin = plan.chunk_begin.data();
+  arguments.longest = 0;
+  for (std::size_t c = 0; c < chunks; ++c)
+    arguments.longest = std::max(arguments.longest, plan.chunk_begin[c + 1] - plan.chunk_begin[c]);
+
+  const std::size_t small = channel_->fit(plan.loaded->schedule, false), large = channel_->fit(plan.loaded->schedule, true);
+  std::size_t slice = std::min(plan.choice.slice_bytes, std::max(arguments.longest * element, std::size_t{1}));
+  arguments.is_large = slice > small && !cache_->is_without_data;
+  slice = std::min(slice, arguments.is_large ? large : small);
+  if (slice > 64) slice = slice / 64 * 64;
+  arguments.slice = std::max<std::size_t>(slice / element, 1);
+  if (slice < element) throw Error(Code::internal, std::string(plan.choice.algorithm->name) + " has no room in shared memory for so many ranks");
+  arguments.store = plan.bytes >= kStreamBytes ? Store::stream : Store::cached;
+}
+
+/// The first large call. It meets on the small segment first: ranks that disagree must not enter different collective calls.
+void Communicator::reserve_data(Plan& plan) {
+  if (!channel_->met()) wait_slowly([&](int) { return channel_->met() ? -2 : -1; }, [] { return 0; });
+  if (channel_->reserve_data()) return;
+  cache_->is_without_data = true;
+  if (rank_ == 0) log_once(Config::Log::warn, "no shared memory for large messages (64 MiB per rank at most, or /dev/shm is full): they go in small pieces");
+  for (Plan& other : cache_->plans) other.is_made = false;
+  set_program(plan);
+  plan.is_made = true;
+}
+
+// ---------------------------------------------------------------------------------------------- setup
+
+namespace {
+
+std::uint64_t node_identity() {
+  std::string text;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  text += host;
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : text) hash = mix(hash, static_cast<unsigned char>(c));
+  return hash;
+}
+
+struct Introduction {
+  std::uint64_t node;
+  cpu_set_t cores;
+  Config config;
+};
+
+}  // namespace
+
+Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& config)
+    : bootstrap_(std::move(bootstrap)), config_(config), rank_(bootstrap_->rank()), size_(bootstrap_->size()),
+      cache_(std::make_unique<Cache>()) {
+  if (size_ < 2) {
+    declined_ = Decline::single_rank;
+    return;
+  }
+  Introduction mine{};
+  mine.node = node_identity();
+  if (::sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) CPU_ZERO(&mine.cores);
+  mine.config = config;
+  std::vector<Introduction> all(static_cast<std::size_t>(size_));
+  bootstrap_->exchange(&mine, all.data(), sizeof mine);
+
+  config_ = adopt(config, all[0].config);
+  for (const std::string& line : differences(config, all[0].config))
+    log_once(Config::Log::warn, line + ": rank 0's value is used");
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  std::map<std::uint64_t, int> nodes;
+  for (const Introduction& other : all) {
+    node_of_.push_back(nodes.try_emplace(other.node, static_cast<int>(nodes.size())).first->second);
+    CPU_OR(&cores, &cores, &other.cores);
+  }
+  is_crowded_ = CPU_COUNT(&cores) < size_;
+  spin_ = is_crowded_ ? kFirstSpinCrowded : kFirstSpin;
+  if (!config_.enable) {
+    declined_ = Decline::disabled;
+    return;
+  }
+  if (nodes.size() > 1) {
+    declined_ = Decline::spans_nodes;
+    return;
+  }
+  select(Key{}, config_);  // a wrong TRIB_ALGORITHM shows here, on all ranks
+  std::string why;
+  channel_ = backends()[0]->open(*bootstrap_, config_, why);
+  if (!channel_) {
+    declined_ = Decline::no_memory;
+    if (rank_ == 0) log_once(Config::Log::warn, "no shared memory, all reductions are left to the MPI: " + why);
+  }
+}
+
+Communicator::~Communicator() = default;
+
+std::vector<Communicator::Served> Communicator::served() const {
+  std::vector<Served> all;
+  for (const auto& [key, loaded] : cache_->programs)
+    if (loaded.calls > 0)
+      all.push_back({loaded.collective, loaded.algorithm->name.data(), loaded.calls, loaded.bytes, loaded.seconds});
+  return all;
+}
+
+namespace {
+
+struct DeclineText {
+  const char* name;
+  const char* text;
+};
+constexpr DeclineText kDeclineTexts[kDeclines] = {
+    {"disabled", "switched off by TRIB_ENABLE=0"},
+    {"single_rank", "only one rank in the communicator"},
+    {"intercommunicator", "intercommunicator"},
+    {"user_operator", "user-defined operator"},
+    {"derived_type", "derived or unsupported type"},
+    {"undefined_op", "operator not defined on this type"},
+    {"bad_argument", "arguments that the MPI has to judge"},
+    {"spans_nodes", "ranks on several machines"},
+    {"no_memory", "no shared memory"},
+    {"foreign_memory", "memory that no backend serves"},
+};
+
+}  // namespace
+
+const char* name(Decline reason) { return kDeclineTexts[static_cast<int>(reason)].name; }
+const char* text(Decline reason) { return kDeclineTexts[static_cast<int>(reason)].text; }
+
+}  // namespace trib

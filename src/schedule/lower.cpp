@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Lowering: from schedules that reach into peers' buffers to schedules that go through bounded shared scratch.
+//
+// The schedules of all ranks are run once, symbolically, to find out which value every step reads. Values are what the
+// lowered form is built from: an input that a peer reads, and every result that anyone reads, gets a slot of its own,
+// written once and followed by its signal. Who reads a slot waits for it. The signals and waits of the direct form are
+// not needed any more: without two writes to one place there is nothing left to protect but the reuse of the slots by
+// later runs, and that is the backend's business (credits, see verify.hpp).
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "base/error.hpp"
+#include "schedule/schedule.hpp"
+
+namespace trib {
+namespace {
+
+/// Where a chunk's worth of data comes from: a rank's input, or the result of a node.
+struct Value {
+  int node = -1;  ///< -1: input of `rank`
+  int rank = 0;
+  int chunk = 0;
+
+  auto operator<=>(const Value&) const = default;
+};
+
+/// A copy or reduce step whose sources and results are known. Local copies leave no node: they only rename a value.
+struct Node {
+  int rank = 0;
+  Verb verb = Verb::reduce;
+  int chunk = 0, span = 1;
+  std::vector<Value> from;  ///< first chunk of each source; a source is one node's (or input's) consecutive chunks
+  bool is_live = false;
+  bool is_read_by_peer = false, is_read_by_self = false;
+  int slot = -1;
+};
+
+/// One chunk in one buffer of one rank.
+using Cell = std::tuple<int, Buffer, int, int>;  // rank, buffer, slot, chunk
+
+class Lowering {
+ public:
+  Lowering(const std::vector<Schedule>& all, const Shape& shape, Reach reach)
+      : all_(all), shape_(shape), reach_(reach), size_(static_cast<int>(all.size())), chunks_(all[0].chunks) {}
+
+  std::vector<Schedule> run() {
+    trace();
+    find_outputs();
+    split_inputs();
+    mark_live();
+    place();
+    return emit();
+  }
+
+ private:
+  Value value_of(const Location& at, int chunk) const {
+    if (at.buffer == Buffer::in) return {-1, at.rank, chunk};
+    const auto found = cells_.find({at.rank, at.buffer, at.slot, chunk});
+    if (found == cells_.end()) throw Error(Code::internal, "lower: a step reads what nobody wrote: rank " + std::to_string(at.rank));
+    return found->second;
+  }
+
+  /// Runs all ranks' steps in an order that the signals permit. Signals make the order irrelevant: verify() says so.
+  void trace() {
+    std::vector<std::size_t> at(size_, 0);
+    std::vector<int> sent(static_cast<std::size_t>(size_) * size_, 0);
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (int rank = 0; rank < size_; ++rank) {
+        const auto& steps = all_[rank].steps;
+        for (; at[rank] < steps.size(); ++at[rank], moved = true) {
+          const Step& step = steps[at[rank]];
+          if (step.verb == Verb::signal) {
+            for (const int peer : step.peers) ++sent[rank * size_ + peer];
+          } else if (step.verb == Verb::wait) {
+            int& edge = sent[step.peers[0] * size_ + rank];
+            if (edge == 0) break;
+            --edge;
+          } else {
+            perform(rank, step);
+          }
+        }
+      }
+    }
+    for (int rank = 0; rank < size_; ++rank)
+      if (at[rank] < all_[rank].steps.size())
+        throw Error(Code::internal, "lower: rank " + std::to_string(rank) + " waits for ever at step " + std::to_string(at[rank]));
+  }
+
+  void perform(int rank, const Step& step) {
+    const Location& shape = step.to[0];
+    // Pieces within which every source is one producer's consecutive chunks.
+    for (int begin = 0; begin < shape.span;) {
+      std::vector<Value> from;
+      for (const Location& source : step.from) from.push_back(value_of(source, source.chunk + begin));
+      int end = begin + 1;
+      for (; end < shape.span; ++end) {
+        bool is_same = true;
+        for (std::size_t s = 0; s < from.size(); ++s) {
+          const Value next = value_of(step.from[s], step.from[s].chunk + end);
+          is_same = is_same && next.node == from[s].node && next.rank == from[s].rank && next.chunk == from[s].chunk + end - begin;
+        }
+        if (!is_same) break;
+      }
+      const bool is_rename = step.verb == Verb::copy && from[0].rank == rank;
+      int node = -1;
+      if (!is_rename) {
+        node = static_cast<int>(nodes_.size());
+        nodes_.push_back({rank, step.verb, shape.chunk + begin, end - begin, from});
+      }
+      for (const Location& to : step.to)
+        for (int i = begin; i < end; ++i) {
+          const int chunk = to.chunk + i;
+          cells_[{to.rank, to.buffer, to.slot, chunk}] =
+              is_rename ? Value{from[0].node, rank, from[0].chunk + i - begin} : Value{node, rank, chunk};
+        }
+      begin = end;
+    }
+  }
+
+  void find_outputs() {
+    outputs_.resize(size_);
+    for (const auto& [cell, value] : cells_)
+      if (std::get<1>(cell) == Buffer::out) outputs_[std::get<0>(cell)][std::get<3>(cell)] = value;
+  }
+
+  /// Cuts nodes so that no source straddles two input slots. Only inputs need it: a node's slot holds all its chunks.
+  void split_inputs() {
+    cuts_.resize(size_);
+    for (const Node& node : nodes_)
+      for (const Value& from : node.from)
+        if (from.node < 0 && from.rank != node.rank) cuts_[from.rank].insert({from.chunk, from.chunk + node.span});
+    for (int rank = 0; rank < size_; ++rank)
+      for (const auto& [chunk, value] : outputs_[rank])
+        if (value.node < 0 && value.rank != rank) cuts_[value.rank].insert({value.chunk, value.chunk + 1});
+  }
+
+  void mark_live() {
+    std::vector<int> todo;
+    const auto touch = [&](const Value& value, int reader) {
+      if (value.node < 0) return;
+      Node& node = nodes_[value.node];
+      (node.rank == reader ? node.is_read_by_self : node.is_read_by_peer) = true;
+      if (!node.is_live) {
+        node.is_live = true;
+        todo.push_back(value.node);
+      }
+    };
+    for (int rank = 0; rank < size_; ++rank)
+      for (const auto& [chunk, value] : outputs_[rank]) {
+        const bool is_own = value.node >= 0 && value.rank == rank && value.chunk == chunk;
+        if (is_own && !nodes_[value.node].is_live) {
+          nodes_[value.node].is_live = true;  // writes its result straight to `out`
+          todo.push_back(value.node);
+        } else if (!is_own) {
+          touch(value, rank);
+        }
+      }
+    while (!todo.empty()) {
+      const int index = todo.back();
+      todo.pop_back();
+      const int reader = nodes_[index].rank;
+      for (const Value& from : std::vector<Value>(nodes_[index].from)) touch(from, reader);
+    }
+  }
+
+  /// Which of a node's chunks are the final value of its own rank's `out`.
+  bool is_output(const Node& node, int index, int chunk) const {
+    const auto& outputs = outputs_[node.rank];
+    const auto found = outputs.find(chunk);
+    return found != outputs.end() && found->second == Value{index, node.rank, chunk};
+  }
+  bool is_all_output(const Node& node, int index) const {
+    for (int i = 0; i < node.span; ++i)
+      if (!is_output(node, index, node.chunk + i)) return false;
+    return true;
+  }
+
+  /// Gives slots to inputs that peers read and to results that need one.
+  void place() {
+    slots_.resize(size_);
+    input_slots_.resize(size_);
+    entry_.assign(size_, -1);
+    for (int rank = 0; rank < size_; ++rank) {
+      if (cuts_[rank].empty()) continue;
+      if (reach_ == Reach::attach) {
+        entry_[rank] = add_slot(rank, 0, 0);
+        continue;
+      }
+      std::set<int> bounds;
+      for (const auto& [begin, end] : cuts_[rank]) bounds.insert({begin, end});
+      std::vector<std::pair<int, int>> pieces;
+      for (auto low = bounds.begin(), high = std::next(low); high != bounds.end(); ++low, ++high)
+        if (std::any_of(cuts_[rank].begin(), cuts_[rank].end(),
+                        [&](const auto& cut) { return cut.first <= *low && *high <= cut.second; }))
+          pieces.emplace_back(*low, *high);
+      // Everyone starts behind its own chunk, so that the owners get their first pieces at different times.
+      std::stable_partition(pieces.begin(), pieces.end(), [&](const auto& piece) { return piece.first > rank; });
+      for (const auto& [begin, end] : pieces) input_slots_[rank].push_back(add_slot(rank, begin, end - begin));
+    }
+    for (std::size_t index = 0; index < nodes_.size(); ++index) {
+      Node& node = nodes_[index];
+      if (!node.is_live) continue;
+      const bool needs_slot = node.is_read_by_peer || !is_all_output(node, static_cast<int>(index));
+      if (needs_slot) node.slot = add_slot(node.rank, node.chunk, node.span);
+    }
+  }
+
+  int add_slot(int rank, int chunk, int span) {
+    auto& slots = slots_[rank];
+    const int offset = slots.empty() ? 0 : slots.back().offset + slots.back().span;
+    slots.push_back({chunk, span, offset});
+    return static_cast<int>(slots.size()) - 1;
+  }
+
+  /// The part of `value`, `span` chunks long, that lies in one slot, as `reader` sees it. `taken` says how much that is.
+  Location locate(const Value& value, int span, int reader, int& taken) const {
+    taken = span;
+    if (value.node >= 0) {
+      const Node& node = nodes_[value.node];
+      if (node.slot >= 0) return scratch(value.rank, node.slot, value.chunk, span);
+      return out(value.rank, value.chunk, span);
+    }
+    if (value.rank == reader || reach_ == Reach::attach) return in(value.rank, value.chunk, span);
+    for (const int slot : input_slots_[value.rank]) {
+      const Slot& piece = slots_[value.rank][slot];
+      if (piece.chunk <= value.chunk && value.chunk < piece.chunk + piece.span) {
+        taken = std::min(span, piece.chunk + piece.span - value.chunk);
+        return scratch(value.rank, slot, value.chunk, taken);
+      }
+    }
+    throw Error(Code::internal, "lower: an input without a slot");
+  }
+
+  struct Emitter {
+    Schedule schedule;
+    std::set<std::pair<int, int>> waited;
+    int stage = 0;
+    void add(Step step) {
+      step.stage = stage;
+      schedule.steps.push_back(std::move(step));
+    }
+  };
+
+  /// Waits for what a step is about to read.
+  void await(Emitter& emitter, int rank, const Location& from) {
+    if (from.rank == rank) return;
+    const int slot = from.buffer == Buffer::in ? entry_[from.rank] : from.slot;
+    auto& readers = from.buffer == Buffer::in ? attached_readers_ : readers_;
+    readers[from.rank].insert(rank);
+    if (from.buffer == Buffer::in) readers_[from.rank].insert(rank);  // of the entry flag
+    if (emitter.waited.insert({from.rank, slot}).second) emitter.add({Verb::wait, {}, {}, {from.rank}, slot});
+  }
+
+  std::vector<Schedule> emit() {
+    readers_.resize(size_);
+    attached_readers_.resize(size_);
+    std::vector<Emitter> emitters(size_);
+    for (int rank = 0; rank < size_; ++rank) {
+      Emitter& emitter = emitters[rank];
+      emitter.schedule.chunks = chunks_;
+      if (entry_[rank] >= 0) emitter.add({Verb::signal, {}, {}, {}, entry_[rank]});
+      for (const int slot : input_slots_[rank]) {
+        const Slot& piece = slots_[rank][slot];
+        emitter.add({Verb::copy, {scratch(rank, slot, piece.chunk, piece.span)}, {in(rank, piece.chunk, piece.span)}, {}});
+        emitter.add({Verb::signal, {}, {}, {}, slot});
+      }
+      emitter.stage = 1;
+    }
+    for (std::size_t index = 0; index < nodes_.size(); ++index)
+      if (nodes_[index].is_live) emit_node(emitters[nodes_[index].rank], static_cast<int>(index));
+    for (int rank = 0; rank < size_; ++rank) emit_outputs(emitters[rank], rank);
+
+    std::vector<Schedule> lowered;
+    int stages = 1, flags = 0, units = 0;
+    for (int rank = 0; rank < size_; ++rank) {
+      for (const Step& step : emitters[rank].schedule.steps) stages = std::max(stages, step.stage + 1);
+      flags = std::max(flags, static_cast<int>(slots_[rank].size()));
+      if (!slots_[rank].empty()) units = std::max(units, slots_[rank].back().offset + slots_[rank].back().span);
+    }
+    for (int rank = 0; rank < size_; ++rank) {
+      Schedule& schedule = emitters[rank].schedule;
+      schedule.is_lowered = true;
+      schedule.slots = slots_;
+      schedule.flags = flags;
+      schedule.units = units;
+      schedule.stages = stages;
+      schedule.readers.assign(readers_[rank].begin(), readers_[rank].end());
+      schedule.attached_readers.assign(attached_readers_[rank].begin(), attached_readers_[rank].end());
+      lowered.push_back(std::move(schedule));
+    }
+    return lowered;
+  }
+
+  void emit_node(Emitter& emitter, int index) {
+    const Node& node = nodes_[index];
+    for (int begin = 0; begin < node.span;) {
+      int span = node.span - begin, taken = 0;
+      std::vector<Location> from;
+      const auto look_up = [&] {
+        from.clear();
+        for (const Value& source : node.from) {
+          from.push_back(locate({source.node, source.rank, source.chunk + begin}, span, node.rank, taken));
+          if (taken < span) return false;
+        }
+        return true;
+      };
+      // Output chunks are a prefix property of no algorithm: cut where the destinations change.
+      const bool is_out = is_output(node, index, node.chunk + begin);
+      for (int i = 1; i < span; ++i)
+        if (is_output(node, index, node.chunk + begin + i) != is_out) span = i;
+      while (!look_up()) span = taken;
+      for (const Location& source : from) await(emitter, node.rank, source);
+      std::vector<Location> to;
+      if (is_out) to.push_back(out(node.rank, node.chunk + begin, span));
+      if (node.slot >= 0) to.push_back(scratch(node.rank, node.slot, node.chunk + begin, span));
+      emitter.add({node.verb, std::move(to), std::move(from), {}});
+      begin += span;
+    }
+    if (node.is_read_by_peer) emitter.add({Verb::signal, {}, {}, {}, node.slot});
+  }
+
+  /// Fetches what other ranks computed (or renamed copies) into `out`, starting behind the own rank's chunk.
+  void emit_outputs(Emitter& emitter, int rank) {
+    emitter.stage = 2;
+    std::vector<std::pair<int, Value>> missing;
+    for (const auto& [chunk, value] : outputs_[rank])
+      if (value.node < 0 || value.rank != rank || value.chunk != chunk) missing.emplace_back(chunk, value);
+    std::stable_partition(missing.begin(), missing.end(), [&](const auto& item) { return item.first > rank; });
+    for (std::size_t begin = 0; begin < missing.size();) {
+      const auto& [chunk, value] = missing[begin];
+      std::size_t end = begin + 1;  // neighbours from the same producer go in one step
+      for (int next = 1; end < missing.size(); ++end, ++next) {
+        const Value expected{value.node, value.rank, value.chunk + next};
+        if (missing[end].first != chunk + next || missing[end].second != expected) break;
+      }
+      int taken = 0;
+      const Location from = locate(value, static_cast<int>(end - begin), rank, taken);
+      await(emitter, rank, from);
+      emitter.add({Verb::copy, {out(rank, chunk, taken)}, {from}, {}});
+      begin += static_cast<std::size_t>(taken);
+    }
+  }
+
+  const std::vector<Schedule>& all_;
+  const Shape& shape_;
+  const Reach reach_;
+  const int size_, chunks_;
+  std::map<Cell, Value> cells_;
+  std::vector<Node> nodes_;
+  std::vector<std::map<int, Value>> outputs_;                // of each rank: final value of each out chunk
+  std::vector<std::set<std::pair<int, int>>> cuts_;          // of each rank: ranges of `in` that peers read
+  std::vector<std::vector<Slot>> slots_;
+  std::vector<std::vector<int>> input_slots_;
+  std::vector<int> entry_;                                   // attach: the flag "my input is ready"
+  std::vector<std::set<int>> readers_, attached_readers_;
+};
+
+}  // namespace
+
+std::vector<Schedule> lower(const std::vector<Schedule>& all, const Shape& shape, Reach reach) {
+  return Lowering(all, shape, reach).run();
+}
+
+}  // namespace trib

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Which algorithm serves a call: a look-up by values that are equal on all ranks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "algorithm/registry.hpp"
+#include "base/config.hpp"
+#include "schedule/schedule.hpp"
+
+namespace trib {
+
+/// What a choice may depend on. It holds nothing that can differ between the ranks of a communicator.
+struct Key {
+  Collective collective = Collective::allreduce;
+  int size = 2;
+  std::size_t bytes = 0;      ///< of the whole vector
+  std::size_t longest = 0;    ///< bytes of the longest part (reduce_scatter), else as `bytes`
+  bool can_attach = false;
+  bool is_crowded = false;    ///< more ranks than cores
+};
+
+struct Choice {
+  const Algorithm* algorithm = nullptr;
+  Reach reach = Reach::scratch;
+  /// Bytes of one chunk per pass; the communicator lowers it to what fits.
+  std::size_t slice_bytes = SIZE_MAX;
+};
+
+/// Obeys the settings `algorithm`, `determinism`, `attach` and `slice`. Throws Error(Code::argument) where they contradict
+/// each other or name no algorithm.
+Choice select(const Key& key, const Config& config);
+
+}  // namespace trib
