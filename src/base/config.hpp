@@ -28,7 +28,7 @@ struct Config {
 /// One row of the table.
 struct Setting {
   std::string_view variable;     ///< "TRIB_TIMEOUT"
-  std::string_view accepted;     ///< "seconds (0: wait for ever)", "run, order or any"
+  std::string accepted;          ///< "seconds (0: wait for ever)", "run, order or any"
   std::string_view help;         ///< one line
   bool is_shared;                ///< all ranks take rank 0's
   std::function<std::string(const Config&)> get;
@@ -36,8 +36,12 @@ struct Setting {
 };
 const std::vector<Setting>& settings();
 
-/// Reads the environment. Throws Error(Code::argument) naming the variable, its value and the accepted values; an unknown
-/// TRIB_ variable is an error too (with the nearest known name), as a misspelt one would otherwise do nothing.
+/// TRIB_ variables that `trib run` sets for itself and its children. They are no settings, but no mistakes either.
+const std::vector<std::string_view>& launcher_variables();
+
+/// Reads the environment: the values by `getenv_like`, the names of all its variables from `names`. Throws
+/// Error(Code::argument) naming the variable, its value and the accepted values; an unknown TRIB_ variable is an error
+/// too (with the nearest known name), as a misspelt one would otherwise do nothing.
 Config read_config(const std::function<const char*(const char*)>& getenv_like, const std::vector<std::string>& names);
 Config read_config();  ///< from the process's environment
 

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The table of TRIB_ variables, and what reads it. A value is accepted whole or not at all: "10x" is not 10.
+#include "base/config.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "base/error.hpp"
+
+namespace trib {
+namespace {
+
+// ------------------------------------------------------------------------------------ kinds of settings
+
+using Names = std::vector<std::string_view>;
+
+/// "run, order or any"
+std::string joined(const Names& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) text += i + 1 == names.size() ? " or " : ", ";
+    text += names[i];
+  }
+  return text;
+}
+
+/// One of `names`, which stand in the order of the enumerators (false, true for a bool).
+template <class T>
+Setting choice(std::string_view variable, T Config::*field, const Names& names, bool is_shared, std::string_view help) {
+  const auto get = [field, names](const Config& config) {
+    const auto index = static_cast<std::size_t>(config.*field);
+    return std::string(index < names.size() ? names[index] : "?");
+  };
+  const auto set = [field, names](Config& config, std::string_view text) {
+    const auto found = std::find(names.begin(), names.end(), text);
+    if (found == names.end()) return false;
+    config.*field = static_cast<T>(found - names.begin());
+    return true;
+  };
+  return {variable, joined(names), help, is_shared, get, set};
+}
+
+Setting seconds(std::string_view variable, double Config::*field, bool is_shared, std::string_view help) {
+  constexpr double kMost = 1e9;  // thirty years, and still exact when counted in nanoseconds
+  const auto get = [field](const Config& config) {
+    char text[64];
+    const auto end = std::to_chars(text, text + sizeof text, config.*field).ptr;
+    return std::string(text, end);
+  };
+  const auto set = [field](Config& config, std::string_view text) {
+    double value = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    if (error != std::errc() || stop != end || std::signbit(value) || !(value <= kMost)) return false;
+    config.*field = value;
+    return true;
+  };
+  return {variable, "seconds, as 30 or 0.5 (0: wait for ever)", help, is_shared, get, set};
+}
+
+Setting size_in_bytes(std::string_view variable, long Config::*field, bool is_shared, std::string_view help) {
+  const auto get = [field](const Config& config) { return std::to_string(config.*field); };
+  const auto set = [field](Config& config, std::string_view text) {
+    int shift = 0;
+    if (!text.empty()) {
+      constexpr std::string_view kSuffixes = "KMG";
+      const auto suffix = kSuffixes.find(text.back());
+      if (suffix != std::string_view::npos) {
+        shift = 10 * (static_cast<int>(suffix) + 1);
+        text.remove_suffix(1);
+      }
+    }
+    unsigned long value = 0;  // unsigned: from_chars would take a minus sign otherwise
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    if (error != std::errc() || stop != end) return false;
+    if (value > static_cast<unsigned long>(std::numeric_limits<long>::max()) >> shift) return false;
+    config.*field = static_cast<long>(value << shift);
+    return true;
+  };
+  return {variable, "bytes, as 65536, 64K, 1M or 1G (0: by table)", help, is_shared, get, set};
+}
+
+/// A name in lower case. Whether there is such an algorithm is for those to say who see the registry.
+Setting algorithm_name(std::string_view variable, bool is_shared, std::string_view help) {
+  const auto get = [](const Config& config) {
+    return std::string(config.algorithm, strnlen(config.algorithm, sizeof config.algorithm));
+  };
+  const auto set = [](Config& config, std::string_view text) {
+    constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyz0123456789_";
+    if (text.empty() || text.size() >= sizeof config.algorithm) return false;
+    if (text.find_first_not_of(kLetters) != std::string_view::npos) return false;
+    // The rest is zeroed, so that equal settings are equal bytes.
+    std::memset(config.algorithm, 0, sizeof config.algorithm);
+    std::memcpy(config.algorithm, text.data(), text.size());
+    return true;
+  };
+  return {variable, "auto or the name of an algorithm (see trib info)", help, is_shared, get, set};
+}
+
+// -------------------------------------------------------------------------------------------- look-ups
+
+/// Insertions, deletions and replacements between two names.
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j - 1] + 1, diagonal + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string_view nearest_setting(std::string_view name) {
+  const auto& all = settings();
+  return std::min_element(all.begin(), all.end(),
+                          [name](const Setting& a, const Setting& b) {
+                            return distance(name, a.variable) < distance(name, b.variable);
+                          })
+      ->variable;
+}
+
+/// For messages: as it is, but short and without what could garble a terminal.
+std::string printable(std::string_view text) {
+  constexpr std::size_t kMost = 80;
+  std::string shown(text.substr(0, kMost));
+  for (char& letter : shown) {
+    if (letter < ' ' || letter > '~') letter = '?';
+  }
+  return text.size() > kMost ? shown + "..." : shown;
+}
+
+}  // namespace
+
+const std::vector<Setting>& settings() {
+  // clang-format off
+  static const std::vector<Setting> table = {
+      choice("TRIB_ENABLE", &Config::enable, {"0", "1"}, true, "0: leave every call to the MPI"),
+      algorithm_name("TRIB_ALGORITHM", true, "use this algorithm wherever it can do the call"),
+      choice("TRIB_DETERMINISM", &Config::determinism, {"run", "order", "any"}, true,
+             "run: same bits in every run of the same layout; order: the bits of a left fold over ranks; any: whatever is fastest"),
+      choice("TRIB_ATTACH", &Config::attach, {"auto", "off"}, true, "whether peers' memory is read directly where the kernel allows it"),
+      choice("TRIB_SEGMENT", &Config::segment, {"auto", "memfd", "file"}, true, "where shared memory comes from"),
+      seconds("TRIB_TIMEOUT", &Config::timeout, true, "how long a rank waits for a peer before it reports an error"),
+      size_in_bytes("TRIB_SLICE", &Config::slice, true, "scratch per chunk and pass"),
+      choice("TRIB_LOG", &Config::log, {"off", "error", "warn", "info", "trace"}, false, "what is written to standard error"),
+      choice("TRIB_STATS", &Config::stats, {"0", "1"}, false, "1: each rank reports its calls when it ends"),
+  };
+  // clang-format on
+  return table;
+}
+
+const std::vector<std::string_view>& launcher_variables() {
+  static const std::vector<std::string_view> names = {
+      "TRIB_MPI",       // which MPI the program was started with
+      "TRIB_LAUNCHER",  // its mpirun
+      "TRIB_N",         // number of ranks
+      "TRIB_HOME",      // where Tributary is installed
+  };
+  return names;
+}
+
+Config read_config(const std::function<const char*(const char*)>& getenv_like, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    if (!name.starts_with("TRIB_")) continue;
+    const auto is_named = [&name](const Setting& setting) { return setting.variable == name; };
+    if (std::any_of(settings().begin(), settings().end(), is_named)) continue;
+    const auto& launcher = launcher_variables();
+    if (std::find(launcher.begin(), launcher.end(), name) != launcher.end()) continue;
+    throw Error(Code::argument, printable(name) + ": no such setting (did you mean " +
+                                    std::string(nearest_setting(name)) + "?)");
+  }
+  Config config;
+  for (const Setting& setting : settings()) {
+    const char* const text = getenv_like(std::string(setting.variable).c_str());
+    if (text == nullptr || setting.set(config, text)) continue;
+    throw Error(Code::argument, std::string(setting.variable) + "=" + printable(text) + ": not one of the accepted values: " +
+                                    setting.accepted);
+  }
+  return config;
+}
+
+Config read_config() {
+  std::vector<std::string> names;
+  for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    names.emplace_back(text.substr(0, text.find('=')));
+  }
+  return read_config([](const char* name) -> const char* { return std::getenv(name); }, names);
+}
+
+std::vector<std::string> differences(const Config& mine, const Config& theirs) {
+  std::vector<std::string> lines;
+  for (const Setting& setting : settings()) {
+    if (!setting.is_shared) continue;
+    const std::string here = setting.get(mine), there = setting.get(theirs);
+    if (here != there) lines.push_back(std::string(setting.variable) + " is " + here + " here and " + there + " on rank 0");
+  }
+  return lines;
+}
+
+Config adopt(const Config& mine, const Config& theirs) {
+  Config adopted = mine;
+  for (const Setting& setting : settings()) {
+    if (setting.is_shared) setting.set(adopted, setting.get(theirs));
+  }
+  return adopted;
+}
+
+}  // namespace trib
