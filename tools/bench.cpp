@@ -145,6 +145,11 @@ MPI_Datatype mpi_type(Dtype dtype) {
     case Dtype::f80_i32: return MPI_LONG_DOUBLE_INT;
     default: break;
   }
+  if (dtype == Dtype::f16 || dtype == Dtype::bf16) {  // Tributary's own, where the MPI has none
+    using Make = MPI_Datatype (*)(const char*);
+    const auto make = reinterpret_cast<Make>(dlsym(RTLD_DEFAULT, "trib_mpi_type"));
+    if (make) return make(dtype == Dtype::f16 ? "half" : "bfloat16");
+  }
   throw std::invalid_argument("--dtype: this MPI has no C type for " + std::string(trib::name(dtype)));
 }
 
@@ -213,7 +218,7 @@ class Bench {
     width_ = trib::bytes(options.dtype);
     preload_ = file_of("MPI_Allreduce");
     if (preload_ == file_of("PMPI_Allreduce")) preload_.clear();
-    last_algorithm_ = reinterpret_cast<const char* (*)(MPI_Comm)>(dlsym(RTLD_DEFAULT, "trib_last_algorithm"));
+    last_algorithm_ = reinterpret_cast<const char* (*)(MPI_Comm)>(dlsym(RTLD_DEFAULT, "trib_mpi_last_algorithm"));
     const std::size_t largest = *std::max_element(options.sizes.begin(), options.sizes.end()) +
                                 width_ * static_cast<std::size_t>(size_);
     in_ = make_buffer(largest);

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What this build of Tributary can do, as JSON: settings, algorithms, backends, operators and types. It links the core
+// library and no MPI. `trib info` prints it, `trib run` takes its options from it, the tables of docs/ are made from it.
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <nlohmann/json.hpp>
+
+#include "algorithm/registry.hpp"
+#include "backend/backend.hpp"
+#include "base/config.hpp"
+#include "base/types.hpp"
+#include "tributary/tributary.h"
+
+namespace {
+
+using nlohmann::ordered_json;
+
+ordered_json settings(const trib::Config& config) {
+  const trib::Config defaults;
+  ordered_json rows = ordered_json::array();
+  for (const trib::Setting& setting : trib::settings()) {
+    const std::string variable(setting.variable);
+    rows.push_back({{"variable", variable},
+                    {"value", setting.get(config)},
+                    {"default", setting.get(defaults)},
+                    {"origin", std::getenv(variable.c_str()) ? "environment" : "default"},
+                    {"accepted", setting.accepted},
+                    {"is_shared", setting.is_shared},
+                    {"help", setting.help}});
+  }
+  return rows;
+}
+
+ordered_json algorithms() {
+  ordered_json rows = ordered_json::array();
+  for (const trib::Algorithm& algorithm : trib::algorithms())
+    rows.push_back({{"name", algorithm.name},
+                    {"summary", algorithm.summary},
+                    {"steps", algorithm.steps},
+                    {"bytes", algorithm.bytes},
+                    {"association", trib::name(algorithm.association)},
+                    {"source", algorithm.source}});
+  return rows;
+}
+
+ordered_json backends() {
+  ordered_json rows = ordered_json::array();
+  for (trib::Backend* backend : trib::backends())
+    rows.push_back({{"name", backend->name()}, {"description", backend->describe()}});
+  return rows;
+}
+
+ordered_json operators() {
+  ordered_json rows = ordered_json::object();
+  for (int op = 0; op < trib::kOps; ++op) {
+    ordered_json types = ordered_json::array();
+    for (int dtype = 0; dtype < trib::kDtypes; ++dtype)
+      if (is_defined(static_cast<trib::Op>(op), static_cast<trib::Dtype>(dtype)))
+        types.push_back(trib::name(static_cast<trib::Dtype>(dtype)));
+    rows[std::string(trib::name(static_cast<trib::Op>(op)))] = types;
+  }
+  return rows;
+}
+
+ordered_json dtypes() {
+  ordered_json rows = ordered_json::array();
+  for (int dtype = 0; dtype < trib::kDtypes; ++dtype)
+    rows.push_back({{"name", trib::name(static_cast<trib::Dtype>(dtype))},
+                    {"bytes", trib::bytes(static_cast<trib::Dtype>(dtype))}});
+  return rows;
+}
+
+}  // namespace
+
+int main() {
+  try {
+    const ordered_json all{{"version", trib_version()},
+                           {"settings", settings(trib::read_config())},
+                           {"algorithms", algorithms()},
+                           {"backends", backends()},
+                           {"dtypes", dtypes()},
+                           {"operators", operators()}};
+    std::printf("%s\n", all.dump(2).c_str());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "trib-info: %s\n", error.what());
+    return 2;
+  }
+}
