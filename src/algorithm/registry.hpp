@@ -9,12 +9,15 @@
 
 namespace trib {
 
-/// How contributions are grouped: what the bits of a floating-point sum depend on.
+/// How contributions are grouped: what the bits of a floating-point sum depend on. Algorithms of the same association
+/// give the same bits (ring: also if the chunks are the same).
 enum class Association {
   rank_order,  ///< a left fold over ranks 0, 1, 2, ...
   ring,        ///< each chunk in ring order, starting behind its owner
-  hypercube,   ///< pairwise by distance 1, 2, 4, ...
-  tree,        ///< by subtree of a k-nomial tree rooted at the root (rank 0 where there is none)
+  hypercube,   ///< neighbours beyond a power of two first, then pairwise by distance 1, 2, 4, ...
+  tree2,       ///< by subtree of a binomial tree rooted at the root (rank 0 where there is none)
+  tree4,       ///< the same of radix 4
+  tree8,       ///< the same of radix 8
 };
 std::string_view name(Association association);
 

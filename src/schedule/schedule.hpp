@@ -155,6 +155,7 @@ enum class Reach : std::uint8_t {
 std::vector<Schedule> lower(const std::vector<Schedule>& all, const Shape& shape, Reach reach);
 
 /// One line per step, for people and tests.
+std::string to_string(const Location& location);
 std::string to_string(const Step& step);
 std::string to_string(const Schedule& schedule);
 

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// One-shot: whoever needs a result reads all contributions. Next: two_shot.cpp, which shares the work out.
+#include "algorithm/algorithms.hpp"
+
+namespace trib {
+
+/// One-shot: each rank that needs a result folds it alone. Known from GPU libraries' small-message allreduce.
+///
+///   any rank count | 1 step | (p-1)n bytes read per rank (reduce: by the root; reduce_scatter: (p-1)n/p)
+///   no scratch; in place, where others still read `in`, one result
+///   left fold over ranks 0, 1, 2, ...
+Schedule one_shot(const Shape& shape) {
+  const int rank = shape.rank;
+  const bool scatter = is_scatter(shape.collective);
+  Builder b(/*chunks=*/scatter ? shape.size : 1);
+  if (!shape.has_output()) {
+    b.signal(shape.root);
+    b.wait(shape.root);  // the root has read our `in`
+    return b.finish();
+  }
+  const std::vector<int> peers = peers_of(shape);
+  const bool is_read = shape.collective != Collective::reduce;
+  const bool is_staged = shape.in_place && is_read;  // peers may still read what `out` covers
+  const int chunk = scatter ? rank : 0;
+  const Location result = out(rank, chunk);
+  const Location staged = scratch(rank, 0, chunk);
+
+  if (is_read) b.signal(peers);
+  b.wait(peers);
+  b.reduce(is_staged ? staged : result, every_in(shape, chunk));
+  b.signal(peers);
+  if (is_read) b.wait(peers);
+  if (is_staged) b.copy(result, staged);
+  return b.finish();
+}
+
+}  // namespace trib

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The table of algorithms. A new one: its file, its declaration in algorithms.hpp, its row here; the tests walk the
+// table. Next: schedule/verify.cpp, which says whether a row is right.
+#include "algorithm/registry.hpp"
+
+#include "algorithm/algorithms.hpp"
+
+namespace trib {
+namespace {
+
+constexpr Algorithm kAlgorithms[] = {
+    {.name = "one_shot",
+     .summary = "each rank reads all contributions and folds them alone",
+     .source = "small-message allreduce of GPU libraries",
+     .steps = "1",
+     .bytes = "(p-1)n",
+     .association = Association::rank_order,
+     .schedule = one_shot},
+    {.name = "two_shot",
+     .summary = "rank c folds chunk c of all ranks and hands it to all",
+     .source = "allreduce over peer memory of GPU libraries",
+     .steps = "2",
+     .bytes = "2n(p-1)/p",
+     .association = Association::rank_order,
+     .schedule = two_shot},
+    {.name = "ring",
+     .summary = "chunks travel around the ranks: reduce-scatter, then allgather",
+     .source = "Patarasuk and Yuan, 2009",
+     .steps = "2(p-1)",
+     .bytes = "2n(p-1)/p",
+     .association = Association::ring,
+     .schedule = ring},
+    {.name = "recursive_doubling",
+     .summary = "partners at distance 1, 2, 4, ... exchange whole vectors",
+     .source = "Thakur, Rabenseifner and Gropp, 2005",
+     .steps = "ceil(log2 p)",
+     .bytes = "n ceil(log2 p)",
+     .association = Association::hypercube,
+     .schedule = recursive_doubling},
+    {.name = "rabenseifner",
+     .summary = "recursive halving, then allgather by recursive doubling",
+     .source = "Rabenseifner, 2004",
+     .steps = "2 ceil(log2 p)",
+     .bytes = "2n(p-1)/p",
+     .association = Association::hypercube,
+     .schedule = rabenseifner},
+    {.name = "binomial",
+     .summary = "up and down a binomial tree",
+     .source = "Thakur, Rabenseifner and Gropp, 2005",
+     .steps = "2 ceil(log2 p)",
+     .bytes = "n ceil(log2 p)",
+     .association = Association::tree2,
+     .schedule = binomial},
+    {.name = "tree4",
+     .summary = "up and down a 4-nomial tree, a level per step",
+     .source = "Jocksch et al., 2020",
+     .steps = "2 ceil(log4 p)",
+     .bytes = "3n ceil(log4 p)",
+     .association = Association::tree4,
+     .schedule = tree4},
+    {.name = "tree8",
+     .summary = "up and down an 8-nomial tree, a level per step",
+     .source = "Jocksch et al., 2020",
+     .steps = "2 ceil(log8 p)",
+     .bytes = "7n ceil(log8 p)",
+     .association = Association::tree8,
+     .schedule = tree8},
+};
+
+}  // namespace
+
+std::string_view name(Association association) {
+  constexpr std::string_view names[] = {"rank_order", "ring", "hypercube", "tree2", "tree4", "tree8"};
+  return names[static_cast<int>(association)];
+}
+
+std::span<const Algorithm> algorithms() { return kAlgorithms; }
+
+const Algorithm* find_algorithm(std::string_view name) {
+  for (const Algorithm& algorithm : kAlgorithms) {
+    if (algorithm.name == name) return &algorithm;
+  }
+  return nullptr;
+}
+
+std::vector<Schedule> all_ranks(const Algorithm& algorithm, Shape shape) {
+  std::vector<Schedule> all;
+  for (shape.rank = 0; shape.rank < shape.size; ++shape.rank) {
+    all.push_back(algorithm.schedule(shape));
+  }
+  return all;
+}
+
+}  // namespace trib
