@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "mpi/bootstrap.hpp"
+
+#include <sched.h>
+
+#include <chrono>
+#include <climits>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "mpi/library.hpp"
+
+namespace trib::mpi {
+
+bool wait_for(MPI_Request& request, double timeout) {
+  using Clock = std::chrono::steady_clock;
+  const Library& mpi = library();
+  const auto start = Clock::now();
+  for (;;) {
+    int done = 0;
+    check(mpi.Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (done) return true;
+    sched_yield();
+    if (timeout > 0 && std::chrono::duration<double>(Clock::now() - start).count() > timeout)
+      return false;
+  }
+}
+
+void MpiBootstrap::exchange(const void* mine, void* all, std::size_t bytes) {
+  if (bytes == 0) return;
+  if (bytes > INT_MAX) throw Error(Code::internal, "exchange: too many bytes for one MPI call");
+  // The MPI works on copies: after a time-out it may still write to them, and then they are left to it.
+  const std::size_t size = static_cast<std::size_t>(size_);
+  auto buffers = std::make_unique<std::vector<char>>((size + 1) * bytes);
+  std::memcpy(buffers->data(), mine, bytes);
+  char* const received = buffers->data() + bytes;
+  MPI_Request request;
+  check(library().Iallgather(buffers->data(), static_cast<int>(bytes), MPI_BYTE, received,
+                             static_cast<int>(bytes), MPI_BYTE, comm_, &request),
+        "MPI_Iallgather");
+  if (!wait_for(request, timeout_)) {
+    static_cast<void>(buffers.release());
+    throw Error(Code::timeout, "setting up the communicator: not all ranks arrived within " +
+                                   std::to_string(timeout_) + " s (TRIB_TIMEOUT)");
+  }
+  std::memcpy(all, received, size * bytes);
+}
+
+void MpiBootstrap::progress() {
+  int flag = 0;
+  library().Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &flag, MPI_STATUS_IGNORE);
+}
+
+}  // namespace trib::mpi

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "mpi/communicators.hpp"
+
+#include <cstring>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "mpi/bootstrap.hpp"
+#include "mpi/library.hpp"
+#include "mpi/lifetime.hpp"
+#include "mpi/stats.hpp"
+#include "mpi/translate.hpp"
+
+namespace trib::mpi {
+
+constinit Immortal<HandleMap> members;
+
+namespace {
+
+void retire(std::uintptr_t word) {
+  if (!word) return;
+  const std::unique_ptr<Member> member(reinterpret_cast<Member*>(word));
+  keep_counters(*member);
+}
+
+int copy_nothing(MPI_Comm, int, void*, void*, void*, int* flag) {
+  *flag = 0;
+  return MPI_SUCCESS;
+}
+
+int forget(MPI_Comm comm, int, void*, void*) {
+  retire(members->erase(to_word(comm)));
+  return MPI_SUCCESS;
+}
+
+/// Has the MPI call forget() when the program frees the communicator. The key is given back at once and lives on in the
+/// attribute, so that nothing is left over when MPI ends and begins again.
+void watch(MPI_Comm comm) {
+  const Library& mpi = library();
+  int keyval = 0;
+  check(mpi.Comm_create_keyval(copy_nothing, forget, &keyval, nullptr), "MPI_Comm_create_keyval");
+  const int status = mpi.Comm_set_attr(comm, keyval, nullptr);
+  check(mpi.Comm_free_keyval(&keyval), "MPI_Comm_free_keyval");
+  check(status, "MPI_Comm_set_attr");
+}
+
+struct Settings {
+  Config config;
+  std::string failure;
+};
+
+const Settings& read_settings_once() {
+  static const Settings settings = [] {
+    Settings result;
+    try {
+      result.config = read_config();
+    } catch (const Error& error) {
+      result.failure = error.what();
+    }
+    int rank = -1;
+    if (is_world_running()) library().Comm_rank(MPI_COMM_WORLD, &rank);
+    set_log(result.config.log, rank);
+    return result;
+  }();
+  return settings;
+}
+
+/// A setting that is wrong on one rank is an error on all, as the others would wait for it.
+void agree_on_settings(Bootstrap& bootstrap) {
+  struct Report {
+    char failure[256];
+  } mine = {};
+  std::strncpy(mine.failure, read_settings_once().failure.c_str(), sizeof mine.failure - 1);
+  std::vector<Report> all(static_cast<std::size_t>(bootstrap.size()));
+  bootstrap.exchange(&mine, all.data(), sizeof mine);
+  if (mine.failure[0]) throw Error(Code::argument, read_settings_once().failure);
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    if (all[rank].failure[0])
+      throw Error(Code::argument, "rank " + std::to_string(rank) + ": " + all[rank].failure);
+}
+
+void set_up(MPI_Comm comm, Member& member) {
+  const Config& config = read_settings_once().config;  // the defaults, if there was an error
+  auto bootstrap = std::make_unique<MpiBootstrap>(comm, member.rank, member.size, config.timeout);
+  try {
+    agree_on_settings(*bootstrap);
+    member.communicator = std::make_unique<Communicator>(std::move(bootstrap), config);
+  } catch (const std::exception& error) {
+    member.failure = error.what();
+    throw;
+  }
+  if (const Decline* reason = member.communicator->declined()) member.declined = *reason;
+}
+
+}  // namespace
+
+const Config& settings_of_process() {
+  const Settings& settings = read_settings_once();
+  if (!settings.failure.empty()) throw Error(Code::argument, settings.failure);
+  return settings.config;
+}
+
+Member* make_member(MPI_Comm comm) {
+  // No lock is held here: two threads that enter two communicators in different orders on different ranks would wait for
+  // each other.
+  if (comm == MPI_COMM_NULL || !(is_world_running() || open_sessions > 0)) return nullptr;
+  const Library& mpi = library();
+  auto member = std::make_unique<Member>();
+  int is_inter = 0;
+  if (mpi.Comm_test_inter(comm, &is_inter) != MPI_SUCCESS) return nullptr;
+  check(mpi.Comm_rank(comm, &member->rank), "MPI_Comm_rank");
+  check(mpi.Comm_size(comm, &member->size), "MPI_Comm_size");
+  prepare_tables();
+  watch(comm);
+  Member* const result = member.get();
+  // In the table even if setting it up fails: this rank must not enter the exchange alone a second time.
+  members->insert(to_word(comm), reinterpret_cast<std::uintptr_t>(member.release()));
+  if (is_inter)
+    result->declined = Decline::intercommunicator;
+  else if (result->size == 1)
+    result->declined = Decline::single_rank;
+  else
+    set_up(comm, *result);
+  return result;
+}
+
+void free_members() {
+  for (const std::uintptr_t word : members->clear()) retire(word);
+}
+
+}  // namespace trib::mpi

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Open MPI's Fortran functions call PMPI_ straight away, so that they are replaced as well: mpif.h and the mpi module
+// (four spellings of a name, as compilers differ) and mpi_f08. Fortran of the MPICH family calls MPI_, which is
+// intercept.cpp's. The wheel of Open MPI has no Fortran; Debian's has.
+#include <dlfcn.h>
+
+#include <array>
+#include <atomic>
+
+#include "mpi/intercept.hpp"
+#include "mpi/library.hpp"
+#include "mpi/lifetime.hpp"
+
+namespace trib::mpi {
+
+namespace {
+
+/// One Fortran function of the MPI, found when it is first needed.
+class FortranFunction {
+ public:
+  constexpr FortranFunction(std::array<const char*, 4> names) : names_(names) {}
+
+  template <class... Arguments>
+  void operator()(Arguments... arguments) const {
+    void* address = address_.load(std::memory_order_acquire);
+    if (!address) {
+      for (const char* name : names_)
+        if (name && (address = dlsym(RTLD_NEXT, name))) break;
+      if (!address) return;  // nobody can have called it
+      address_.store(address, std::memory_order_release);
+    }
+    reinterpret_cast<void (*)(Arguments...)>(address)(arguments...);
+  }
+
+ private:
+  std::array<const char*, 4> names_;
+  mutable std::atomic<void*> address_{nullptr};
+};
+
+/// The addresses that stand for MPI_IN_PLACE or MPI_BOTTOM: of a common block, one per spelling.
+class Sentinel {
+ public:
+  constexpr Sentinel(std::array<const char*, 4> names) : names_(names) {}
+
+  bool is(const void* address) {
+    if (!is_ready_.load(std::memory_order_acquire)) look_up();
+    for (const auto& known : addresses_)
+      if (known.load(std::memory_order_relaxed) == address) return address != nullptr;
+    return false;
+  }
+
+ private:
+  void look_up() {
+    for (std::size_t i = 0; i < names_.size(); ++i) {
+      void* address = dlsym(RTLD_DEFAULT, names_[i]);
+      addresses_[i].store(address ? address : dlsym(library().handle, names_[i]),
+                          std::memory_order_relaxed);
+    }
+    is_ready_.store(true, std::memory_order_release);
+  }
+
+  std::array<const char*, 4> names_;
+  std::array<std::atomic<void*>, 4> addresses_{};
+  std::atomic<bool> is_ready_{false};
+};
+
+constinit Sentinel in_place({"mpi_fortran_in_place_", "mpi_fortran_in_place",
+                             "mpi_fortran_in_place__", "MPI_FORTRAN_IN_PLACE"});
+constinit Sentinel bottom({"mpi_fortran_bottom_", "mpi_fortran_bottom", "mpi_fortran_bottom__",
+                           "MPI_FORTRAN_BOTTOM"});
+
+void* address(void* argument) {
+  if (in_place.is(argument)) return MPI_IN_PLACE;
+  if (bottom.is(argument)) return MPI_BOTTOM;
+  return argument;
+}
+
+/// Arguments as Fortran passes them: by reference, handles as numbers. `ierror` is null where an mpi_f08 program left it
+/// out.
+struct Arguments {
+  void* in;
+  void* out;
+  int* count;
+  int* dtype;
+  int* op;
+  int* root;
+  int* comm;
+  int* ierror;
+};
+
+template <Collective collective>
+void enter(const FortranFunction& original, const Arguments& arguments) {
+  const auto& [in, out, count, dtype, op, root, comm, ierror] = arguments;
+  const auto pass_on = [&] {
+    if constexpr (collective == Collective::reduce)
+      original(in, out, count, dtype, op, root, comm, ierror);
+    else
+      original(in, out, count, dtype, op, comm, ierror);
+  };
+  const Library& mpi = library();
+  if (!mpi.is_ours) return pass_on();
+  const Call call{.collective = collective,
+                  .in = address(in),
+                  .out = address(out),
+                  .count = collective == Collective::reduce_scatter ? to_word(count) : *count,
+                  .width = 4,
+                  .dtype = mpi.Type_f2c(*dtype),
+                  .op = mpi.Op_f2c(*op),
+                  .root = root ? *root : 0,
+                  .comm = mpi.Comm_f2c(*comm)};
+  bool is_passed_on = false;
+  const int status = intercept(call, [&](MPI_Op mpi_op) {
+    if (mpi_op == call.op) {
+      pass_on();
+      is_passed_on = true;
+      return MPI_SUCCESS;
+    }
+    const Word words[] = {to_word(call.in), to_word(call.out), call.count, to_word(call.dtype),
+                          to_word(mpi_op), call.root, to_word(call.comm)};
+    constexpr auto entry = static_cast<Entry>(collective);
+    if constexpr (collective == Collective::reduce)
+      return mpi.call(entry, words[0], words[1], words[2], words[3], words[4], words[5], words[6]);
+    else
+      return mpi.call(entry, words[0], words[1], words[2], words[3], words[4], words[6]);
+  });
+  if (ierror && !is_passed_on) *ierror = status;
+}
+
+template <class Original>
+void finalize_fortran(const Original& original, int* ierror) {
+  finalize([&] {
+    original(ierror);
+    return MPI_SUCCESS;
+  });
+}
+
+}  // namespace
+
+}  // namespace trib::mpi
+
+using trib::Collective;
+using trib::mpi::FortranFunction;
+
+#define TRIB_SPELLINGS(lower, upper) \
+  { #lower "_", #lower, #lower "__", #upper }
+#define TRIB_ALIASES(lower, upper, parameters)                        \
+  void lower parameters __attribute__((alias(#lower "_")));           \
+  void lower##__ parameters __attribute__((alias(#lower "_")));       \
+  void upper parameters __attribute__((alias(#lower "_")));
+
+#define TRIB_PARAMETERS (void* in, void* out, int* count, int* dtype, int* op, int* comm, int* ierror)
+#define TRIB_ROOTED \
+  (void* in, void* out, int* count, int* dtype, int* op, int* root, int* comm, int* ierror)
+
+#define TRIB_FORTRAN(lower, upper, collective, parameters, root)                                   \
+  void lower##_ parameters {                                                                       \
+    static constinit FortranFunction original(TRIB_SPELLINGS(lower, upper));                       \
+    trib::mpi::enter<Collective::collective>(original,                                             \
+                                             {in, out, count, dtype, op, root, comm, ierror});     \
+  }                                                                                                \
+  TRIB_ALIASES(lower, upper, parameters)                                                           \
+  void lower##_f08_ parameters {                                                                   \
+    static constinit FortranFunction original({#lower "_f08_", nullptr, nullptr, nullptr});        \
+    trib::mpi::enter<Collective::collective>(original,                                             \
+                                             {in, out, count, dtype, op, root, comm, ierror});     \
+  }
+
+extern "C" {
+
+TRIB_FORTRAN(mpi_allreduce, MPI_ALLREDUCE, allreduce, TRIB_PARAMETERS, nullptr)
+TRIB_FORTRAN(mpi_reduce, MPI_REDUCE, reduce, TRIB_ROOTED, root)
+TRIB_FORTRAN(mpi_reduce_scatter, MPI_REDUCE_SCATTER, reduce_scatter, TRIB_PARAMETERS, nullptr)
+TRIB_FORTRAN(mpi_reduce_scatter_block, MPI_REDUCE_SCATTER_BLOCK, reduce_scatter_block,
+             TRIB_PARAMETERS, nullptr)
+
+void mpi_finalize_(int* ierror) {
+  static constinit FortranFunction original(TRIB_SPELLINGS(mpi_finalize, MPI_FINALIZE));
+  trib::mpi::finalize_fortran(original, ierror);
+}
+TRIB_ALIASES(mpi_finalize, MPI_FINALIZE, (int*))
+
+void mpi_finalize_f08_(int* ierror) {
+  static constinit FortranFunction original({"mpi_finalize_f08_", nullptr, nullptr, nullptr});
+  trib::mpi::finalize_fortran(original, ierror);
+}
+}

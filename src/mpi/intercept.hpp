@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The path of one call, for C (intercept.cpp) and Fortran (fortran.cpp).
+#pragma once
+
+#include "base/error.hpp"
+#include "mpi/communicators.hpp"
+#include "mpi/report.hpp"
+#include "mpi/stats.hpp"
+#include "mpi/translate.hpp"
+
+namespace trib::mpi {
+
+/// The call is left to the MPI. Peers that do not leave theirs get an error instead of waiting.
+inline MPI_Op leave_to_mpi(const Call& call, Member& member, Decline reason) {
+  member.was_left_to_mpi = true;
+  count_declined(reason);
+  if (!member.declined) member.communicator->note_declined(call.collective, reason);
+  return operator_for_mpi(call);
+}
+
+/// `original(op)` makes the same call in the MPI, with that operator.
+template <class Original>
+int intercept(const Call& call, Original original) noexcept {
+  try {
+    Member* member = find_member(call.comm);
+    if (!member) [[unlikely]] {
+      member = make_member(call.comm);
+      if (!member) return original(call.op);  // the MPI says what is wrong
+    }
+    if (member->declined) return original(leave_to_mpi(call, *member, *member->declined));
+    if (!member->failure.empty()) [[unlikely]]
+      throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
+    Request request;
+    if (const auto reason = translate(call, member->rank, member->size, request)) [[unlikely]]
+      return original(leave_to_mpi(call, *member, *reason));
+    member->was_left_to_mpi = false;
+    member->communicator->run(request);
+    return MPI_SUCCESS;
+  } catch (const std::exception& error) {
+    return raise(call.comm, error);  // peers may be waiting for us: too late to fall back
+  }
+}
+
+}  // namespace trib::mpi

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Looks through the loaded objects for the MPI, and tells its family by symbols that only that family has.
+#include "mpi/library.hpp"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace trib::mpi {
+
+std::atomic<const Library*> found_library;
+
+namespace {
+
+constexpr const char* kNames[kEntries] = {
+    "PMPI_Allreduce",        "PMPI_Reduce",
+    "PMPI_Reduce_scatter",   "PMPI_Reduce_scatter_block",
+    "PMPI_Allreduce_c",      "PMPI_Reduce_c",
+    "PMPI_Reduce_scatter_c", "PMPI_Reduce_scatter_block_c",
+    "PMPI_Finalize",         "PMPI_Session_init",
+    "PMPI_Session_finalize",
+};
+
+enum class Family { unknown, mpich, openmpi, abi };
+#if TRIB_MPI_ABI
+constexpr Family kOurs = Family::abi;
+#elif TRIB_MPI_OPENMPI
+constexpr Family kOurs = Family::openmpi;
+#else
+constexpr Family kOurs = Family::mpich;
+#endif
+
+const char* describe(Family family) {
+  switch (family) {
+    case Family::mpich: return "the MPICH family";
+    case Family::openmpi: return "Open MPI";
+    case Family::abi: return "the MPI standard ABI";
+    case Family::unknown: break;
+  }
+  return "an MPI that Tributary does not know";
+}
+
+std::string_view file_name(std::string_view path) {
+  return path.substr(path.rfind('/') + 1);
+}
+
+/// DT_SONAME, which stays when a file is renamed; empty if there is none.
+std::string_view soname(void* handle) {
+  link_map* map = nullptr;
+  if (dlinfo(handle, RTLD_DI_LINKMAP, &map) != 0 || !map || !map->l_ld) return {};
+  const char* strings = nullptr;
+  ElfW(Xword) name = 0;
+  for (const ElfW(Dyn)* entry = map->l_ld; entry->d_tag != DT_NULL; ++entry) {
+    if (entry->d_tag == DT_STRTAB) strings = reinterpret_cast<const char*>(entry->d_un.d_ptr);
+    if (entry->d_tag == DT_SONAME) name = entry->d_un.d_val;
+  }
+  if (!strings || !name) return {};
+  if (reinterpret_cast<ElfW(Addr)>(strings) < map->l_addr) strings += map->l_addr;
+  return strings + name;
+}
+
+Family family_of(void* handle, std::string_view path) {
+  // MPICH's and Intel MPI's libmpi_abi hold the symbols of their libmpi as well: the name alone tells them apart.
+  if (file_name(path).starts_with("libmpi_abi") || soname(handle).starts_with("libmpi_abi"))
+    return Family::abi;
+  if (dlsym(handle, "ompi_mpi_comm_world")) return Family::openmpi;
+  for (const char* symbol : {"MPII_Comm_get_attr", "MPIR_Err_create_code", "MPIR_CommGetAttr"})
+    if (dlsym(handle, symbol)) return Family::mpich;
+  return Family::unknown;
+}
+
+std::vector<std::string> loaded_objects() {
+  std::vector<std::string> paths;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* data) {
+        static_cast<std::vector<std::string>*>(data)->emplace_back(info->dlpi_name);
+        return 0;
+      },
+      &paths);
+  return paths;
+}
+
+/// One line per job where the launcher tells us our rank.
+bool is_first_rank() {
+  for (const char* variable : {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"})
+    if (const char* value = std::getenv(variable)) return std::strcmp(value, "0") == 0;
+  return true;
+}
+
+std::unique_ptr<Library> load() {
+  auto result = std::make_unique<Library>();
+  Family family = Family::unknown;
+  std::string path;
+  for (const std::string& object : loaded_objects()) {
+    // The first object is the program itself, whose name is empty; through it everything public is seen.
+    void* handle = dlopen(object.empty() ? nullptr : object.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+    if (!handle) continue;
+    void* function = dlsym(handle, kNames[0]);
+    Dl_info info{};
+    if (function && dladdr(function, &info) != 0) {
+      if (void* owner = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD)) {
+        dlclose(handle);
+        handle = owner;
+      }
+      const Family candidate = family_of(handle, info.dli_fname);
+      if (!result->handle || (candidate == kOurs && family != kOurs)) {
+        result->handle = handle;  // stays open: what is called must not go away
+        family = candidate;
+        path = info.dli_fname;
+        if (family == kOurs) break;
+        continue;
+      }
+    }
+    dlclose(handle);
+  }
+  if (!result->handle) return nullptr;
+
+  for (int entry = 0; entry < kEntries; ++entry)
+    result->original[entry] = dlsym(result->handle, kNames[entry]);
+  result->is_ours = family == kOurs;
+  if (!result->is_ours) {
+    if (is_first_rank())
+      log_once(Config::Log::warn, "this preload library is for " + std::string(describe(kOurs)) +
+                                      ", but " + path + " is " + describe(family) +
+                                      ": its reductions are left as they are");
+    return result;
+  }
+#define TRIB_LOOK_UP(name)                                                                     \
+  result->name = reinterpret_cast<decltype(result->name)>(dlsym(result->handle, "PMPI_" #name)); \
+  if (!result->name) {                                                                         \
+    log_once(Config::Log::warn, path + " has no PMPI_" #name ": its reductions are left as they are"); \
+    result->is_ours = false;                                                                   \
+    return result;                                                                             \
+  }
+  TRIB_PMPI(TRIB_LOOK_UP)
+#undef TRIB_LOOK_UP
+  return result;
+}
+
+}  // namespace
+
+const Library& find_library() {
+  static std::mutex mutex;
+  static const Library none;
+  const std::lock_guard lock(mutex);
+  if (const Library* found = found_library.load(std::memory_order_acquire)) return *found;
+  const Library* found = load().release();  // lives as long as the process
+  if (!found) return none;                  // one may come later
+  found_library.store(found, std::memory_order_release);
+  return *found;
+}
+
+int Library::missing(Entry entry) {
+  log_once(Config::Log::error, std::string("no loaded MPI library has ") +
+                                   kNames[static_cast<int>(entry)]);
+  return MPI_ERR_OTHER;
+}
+
+void* predefined(const char* symbol) { return dlsym(library().handle, symbol); }
+
+void check(int status, const char* function) {
+  if (status == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING + 1] = "";
+  int length = 0;
+  library().Error_string(status, text, &length);
+  throw Error(Code::system, std::string(function) + " failed: " + text);
+}
+
+}  // namespace trib::mpi

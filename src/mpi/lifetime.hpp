@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// When MPI is there: between MPI_Init and MPI_Finalize, or while a session is open.
+#pragma once
+
+#include <atomic>
+
+namespace trib::mpi {
+
+extern std::atomic<int> open_sessions;
+
+/// MPI_COMM_WORLD can be used.
+bool is_world_running();
+
+/// What there is to do before and after the MPI's own MPI_Finalize.
+void begin_finalize() noexcept;
+void end_finalize() noexcept;
+void begin_finalize_session() noexcept;
+void end_finalize_session() noexcept;
+
+template <class Original>
+int finalize(Original original) {
+  begin_finalize();
+  const int status = original();
+  end_finalize();
+  return status;
+}
+
+template <class Original>
+int finalize_session(Original original) {
+  begin_finalize_session();
+  const int status = original();
+  end_finalize_session();
+  return status;
+}
+
+}  // namespace trib::mpi

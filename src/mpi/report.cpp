@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "mpi/report.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <mutex>
+#include <string>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "mpi/immortal.hpp"
+#include "mpi/library.hpp"
+
+namespace trib::mpi {
+
+namespace {
+
+// MPIs have room for few codes and never take one back, so that after this many texts the oldest code gets a new one.
+constexpr std::size_t kCodes = 32;
+
+struct State {
+  std::mutex mutex;
+  struct {
+    int error_class = 0;
+    int code = MPI_SUCCESS;  // none
+    std::string* text = nullptr;
+  } codes[kCodes];
+  std::size_t next = 0;
+};
+constinit Immortal<State> state;
+
+bool has_text(int code, const std::string& text) {
+  char found[MPI_MAX_ERROR_STRING + 1] = "";
+  int length = 0;
+  return library().Error_string(code, found, &length) == MPI_SUCCESS && text == found;
+}
+
+/// A code of the class with the text; the bare class where the MPI cannot.
+int code_for(int error_class, const std::string& text) {
+  const Library& mpi = library();
+  const std::lock_guard lock(state->mutex);
+  for (auto& known : state->codes)
+    if (known.code != MPI_SUCCESS && known.error_class == error_class && *known.text == text &&
+        has_text(known.code, text))  // MPI may have ended and begun again
+      return known.code;
+  auto& slot = state->codes[state->next++ % kCodes];
+  if (!slot.text) slot.text = new std::string;
+  *slot.text = text;
+  if (slot.code != MPI_SUCCESS && slot.error_class == error_class &&
+      mpi.Add_error_string(slot.code, text.c_str()) == MPI_SUCCESS && has_text(slot.code, text))
+    return slot.code;
+  slot.error_class = error_class;
+  if (mpi.Add_error_code(error_class, &slot.code) == MPI_SUCCESS &&
+      mpi.Add_error_string(slot.code, text.c_str()) == MPI_SUCCESS && has_text(slot.code, text))
+    return slot.code;
+  // MPICH 4.0 shows another text where a code is added to one of MPI's own classes; a class of ours does better.
+  int own_class = MPI_ERR_OTHER;
+  if (mpi.Add_error_class(&own_class) == MPI_SUCCESS &&
+      mpi.Add_error_code(own_class, &slot.code) == MPI_SUCCESS &&
+      mpi.Add_error_string(slot.code, text.c_str()) == MPI_SUCCESS && has_text(slot.code, text))
+    return slot.code;
+  slot.code = MPI_SUCCESS;
+  log(Config::Log::error, text);
+  return error_class;
+}
+
+}  // namespace
+
+int raise(MPI_Comm comm, const std::exception& error) noexcept {
+  int code = MPI_ERR_OTHER;
+  try {
+    const auto* known = dynamic_cast<const Error*>(&error);
+    const bool is_argument = known && known->code() == Code::argument;
+    std::string text = std::string("tributary: ") + error.what();
+    // MPI_MAX_ERROR_STRING differs between the header of this build and the library that runs: 512 at least in the MPICH
+    // family, 256 in Open MPI.
+    constexpr std::size_t limit = std::min<std::size_t>(MPI_MAX_ERROR_STRING, 512) - 1;
+    if (text.size() > limit) text = text.substr(0, limit - 3) + "...";
+    code = code_for(is_argument ? MPI_ERR_ARG : MPI_ERR_OTHER, text);
+  } catch (const std::exception&) {
+    // Out of memory: the class without a text.
+  }
+  library().Comm_call_errhandler(comm, code);
+  return code;
+}
+
+}  // namespace trib::mpi

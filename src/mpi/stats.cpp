@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "mpi/stats.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "mpi/bootstrap.hpp"
+#include "mpi/library.hpp"
+
+namespace trib::mpi {
+
+namespace {
+
+struct Counters {
+  double calls = 0, bytes = 0, seconds = 0;
+  void add(const Counters& other) {
+    calls += other.calls;
+    bytes += other.bytes;
+    seconds += other.seconds;
+  }
+};
+using Table = std::map<std::pair<Collective, std::string>, Counters>;
+
+struct State {
+  std::mutex mutex;
+  Table* freed = nullptr;  // of communicators that are gone
+  int largest = 0;         // size of the largest of those
+  int rank_in_largest = 0;
+  std::array<std::atomic<std::uint64_t>, kDeclines> declined{};
+};
+constinit Immortal<State> state;
+
+void add_to(Table& table, const Member& member) {
+  if (!member.communicator) return;
+  for (const Communicator::Served& row : member.communicator->served())
+    table[{row.collective, row.algorithm}].add(
+        {static_cast<double>(row.calls), static_cast<double>(row.bytes), row.seconds});
+}
+
+/// A row on its way to rank 0.
+struct Row {
+  int collective = -1;  // -1: a reason, whose number is in `algorithm[0]`
+  char algorithm[36] = {};
+  Counters counters;
+};
+
+std::vector<Row> rows_of_process() {
+  Table table;
+  {
+    const std::lock_guard lock(state->mutex);
+    if (state->freed) table = *state->freed;
+  }
+  members->for_each([&](std::uintptr_t word) { add_to(table, *reinterpret_cast<Member*>(word)); });
+  std::vector<Row> rows;
+  for (const auto& [key, counters] : table) {
+    Row row;
+    row.collective = static_cast<int>(key.first);
+    std::strncpy(row.algorithm, key.second.c_str(), sizeof row.algorithm - 1);
+    row.counters = counters;
+    rows.push_back(row);
+  }
+  for (int reason = 0; reason < kDeclines; ++reason) {
+    Row row;
+    row.algorithm[0] = static_cast<char>(reason);
+    row.counters.calls = static_cast<double>(state->declined[static_cast<std::size_t>(reason)]);
+    if (row.counters.calls > 0) rows.push_back(row);
+  }
+  return rows;
+}
+
+std::vector<Row> gather(const std::vector<Row>& mine, int rank, int size) {
+  const Library& mpi = library();
+  MPI_Request request;
+  int count = static_cast<int>(mine.size());
+  std::vector<int> counts(static_cast<std::size_t>(size));
+  check(mpi.Iallgather(&count, static_cast<int>(sizeof count), MPI_BYTE, counts.data(),
+                       static_cast<int>(sizeof count), MPI_BYTE, MPI_COMM_WORLD, &request),
+        "MPI_Iallgather");
+  wait_for(request, 0);
+  const int most = *std::max_element(counts.begin(), counts.end());
+  std::vector<Row> padded = mine;
+  padded.resize(static_cast<std::size_t>(most));
+  std::vector<Row> all(rank == 0 ? static_cast<std::size_t>(most) * counts.size() : 0);
+  const int bytes = most * static_cast<int>(sizeof(Row));
+  check(mpi.Igather(padded.data(), bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, 0, MPI_COMM_WORLD,
+                    &request),
+        "MPI_Igather");
+  wait_for(request, 0);
+  return all;
+}
+
+std::string with_unit(double bytes) {
+  constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  std::size_t unit = 0;
+  for (; bytes >= 1024 && unit < 5; ++unit) bytes /= 1024;
+  char text[40];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.4g %s" : "%.1f %s", bytes, units[unit]);
+  return text;
+}
+
+void print(const std::vector<Row>& rows, int size, const std::string& whose) {
+  Table served;
+  std::array<double, kDeclines> declined{};
+  for (const Row& row : rows) {
+    if (row.collective >= 0)
+      served[{static_cast<Collective>(row.collective), row.algorithm}].add(row.counters);
+    else
+      declined[static_cast<std::size_t>(row.algorithm[0])] += row.counters.calls;
+  }
+  std::string text = "tributary: statistics, " + whose + "\n";
+  char line[200];
+  const auto add = [&](auto... values) {
+    std::snprintf(line, sizeof line, values...);
+    text += line;
+  };
+  if (served.empty()) {
+    text += "  no calls were served\n";
+  } else {
+    add("  %-22s %-22s %12s %12s %12s\n", "served", "algorithm", "calls", "bytes", "seconds");
+    for (const auto& [key, counters] : served)
+      add("  %-22s %-22s %12.8g %12s %12.6f\n", std::string(name(key.first)).c_str(),
+          key.second.c_str(), counters.calls / size, with_unit(counters.bytes / size).c_str(),
+          counters.seconds / size);
+  }
+  if (std::all_of(declined.begin(), declined.end(), [](double calls) { return calls == 0; })) {
+    text += "  no calls were left to the MPI\n";
+  } else {
+    add("  %-45s %12s\n", "left to the MPI", "calls");
+    for (std::size_t reason = 0; reason < declined.size(); ++reason)
+      if (declined[reason] > 0)
+        add("  %-45s %12.8g\n", trib::text(static_cast<Decline>(reason)), declined[reason] / size);
+  }
+  // One write, so that lines of other ranks do not come between.
+  if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;
+}
+
+}  // namespace
+
+void count_declined(Decline reason) {
+  state->declined[static_cast<std::size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
+}
+
+void keep_counters(const Member& member) {
+  const std::lock_guard lock(state->mutex);
+  if (!state->freed) state->freed = new Table;  // lives as long as the process
+  add_to(*state->freed, member);
+  if (member.size > state->largest) {
+    state->largest = member.size;
+    state->rank_in_largest = member.rank;
+  }
+}
+
+void print_stats(bool is_world) {
+  if (is_world) {
+    int rank = 0, size = 1;
+    check(library().Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
+    check(library().Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+    const std::vector<Row> rows = gather(rows_of_process(), rank, size);
+    if (rank == 0)
+      print(rows, size,
+            size == 1 ? "1 rank" : "average of " + std::to_string(size) + " ranks");
+    return;
+  }
+  int largest, rank;
+  {
+    const std::lock_guard lock(state->mutex);
+    largest = state->largest;
+    rank = state->rank_in_largest;
+  }
+  members->for_each([&](std::uintptr_t word) {
+    const Member& member = *reinterpret_cast<Member*>(word);
+    if (member.size <= largest) return;
+    largest = member.size;
+    rank = member.rank;
+  });
+  if (rank == 0)
+    print(rows_of_process(), 1, "this rank (rank 0 of " + std::to_string(std::max(largest, 1)) + ")");
+}
+
+}  // namespace trib::mpi
