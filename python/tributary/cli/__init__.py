@@ -1,7 +1,62 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The `trib` command."""
+"""The `trib` command. Each subcommand is a module of this package with NAME, HELP, `add_arguments` and `run`.
+
+To add one: write its file and name it in `_COMMANDS`.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from tributary import __version__
+from tributary.errors import UserError
+
+_COMMANDS = ("run", "preload", "bench", "info", "demo")
 
 
-def main() -> int:
-    """Run the command line."""
-    return 0
+def _parser(chosen: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trib",
+        description="Fast reductions under any MPI, for programs as they are.",
+        epilog="`trib COMMAND --help` has examples.",
+    )
+    parser.add_argument("--version", action="version", version=f"tributary {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in _COMMANDS:
+        module = importlib.import_module(f"tributary.cli.{name}")
+        command = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        # The others' arguments are not needed, and may cost time to find out.
+        if chosen in (name, None):
+            module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    try:
+        # What stands behind `--` belongs to the program that is run.
+        program: list[str] = []
+        if "--" in arguments:
+            at = arguments.index("--")
+            arguments, program = arguments[:at], arguments[at + 1 :]
+        parsed = _parser(chosen).parse_args(arguments)
+        parsed.program = program or getattr(parsed, "program", [])
+        return int(parsed.run(parsed))
+    except UserError as error:
+        print(f"trib {chosen}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has left
+        sys.stderr.close()
+        return 141

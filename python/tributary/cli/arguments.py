@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Arguments that several subcommands share, and how sizes are read and written."""
+
+import argparse
+import os
+import re
+
+from tributary import mpi
+from tributary.errors import UserError
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def read_bytes(text: str, option: str = "--sizes") -> int:
+    """A number of bytes such as 4, 64K, 16M, 1G."""
+    found = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not found or int(found.group(1)) == 0:
+        raise UserError(f"{option}: {text!r} is no size; accepted: bytes, as 4, 64K, 16M, 1G")
+    return int(found.group(1)) * _UNITS[found.group(2).upper()]
+
+
+def read_sizes(text: str, option: str = "--sizes") -> list[int]:
+    """Sizes as FIRST:LAST (doubling), FIRST:LAST:FACTOR, or a list A,B,C of any of these."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        ends = part.split(":")
+        if len(ends) == 1:
+            sizes.append(read_bytes(part, option))
+            continue
+        if len(ends) > 3 or (len(ends) == 3 and not (ends[2].isdigit() and int(ends[2]) > 1)):
+            raise UserError(
+                f"{option}: {part!r} is no range; accepted: FIRST:LAST, FIRST:LAST:FACTOR, as 4:16M, 4:1G:4"
+            )
+        size, last = read_bytes(ends[0], option), read_bytes(ends[1], option)
+        if size > last:
+            raise UserError(f"{option}: {part!r} ends below its start")
+        factor = int(ends[2]) if len(ends) == 3 else 2
+        while size <= last:
+            sizes.append(size)
+            size *= factor
+    return sorted(set(sizes))
+
+
+def bytes_text(count: float) -> str:
+    """Such as 4, 64 Ki, 1.5 Mi (bytes)."""
+    for unit in ("", "Ki", "Mi", "Gi"):
+        if count < 1024 or unit == "Gi":
+            return f"{count:.4g} {unit}".rstrip()
+        count /= 1024
+    return ""
+
+
+def time_text(microseconds: float) -> str:
+    """Three significant digits or so, of microseconds."""
+    if microseconds < 10:
+        return f"{microseconds:.2f}"
+    return f"{microseconds:.1f}" if microseconds < 1000 else f"{microseconds:,.0f}"
+
+
+def positive(text: str) -> int:
+    """For argparse: a number of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
+    return int(text)
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable)
+    if text is None:
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise UserError(f"{variable}={text}: accepted: a number of 1 or more")
+    return int(text)
+
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """-n, --mpi, --launcher: the same wherever a job is started."""
+    parser.add_argument(
+        "-n",
+        "--ranks",
+        metavar="N",
+        dest="ranks",
+        type=positive,
+        default=_number("TRIB_N"),
+        help="number of ranks (TRIB_N; default: as many as cores)",
+    )
+    add_mpi_argument(parser)
+    parser.add_argument(
+        "--launcher",
+        metavar="NAME",
+        default=os.environ.get("TRIB_LAUNCHER"),
+        help="mpiexec, srun, or the path of an mpiexec (TRIB_LAUNCHER; default: the mpiexec of the program's MPI)",
+    )
+
+
+def add_mpi_argument(parser: argparse.ArgumentParser) -> None:
+    """--mpi."""
+    parser.add_argument(
+        "--mpi",
+        metavar="NAME",
+        default=os.environ.get("TRIB_MPI"),
+        help="mpich, intel, openmpi or abi (TRIB_MPI)",
+    )
+
+
+def check_mpi(name: str | None) -> str | None:
+    """The value of --mpi or TRIB_MPI, checked."""
+    if name is None:
+        return None
+    from_variable = os.environ.get("TRIB_MPI") == name
+    return mpi.check_name(name, "TRIB_MPI" if from_variable else "--mpi")

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Pictures of measurements: time and ratio over message size, one column per collective."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+OURS, THEIRS, PARITY = "#0b6e8f", "#d1711f", "#6b7280"
+
+
+@dataclass
+class Point:
+    """One size: both times in microseconds, and how often ours fits into theirs."""
+
+    bytes: int
+    tributary_us: float | None
+    mpi_us: float | None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass
+class Panel:
+    """One column of the picture."""
+
+    title: str
+    points: list[Point] = field(default_factory=list)
+
+
+def _size_label(value: float, _: object = None) -> str:
+    for unit in ("", "K", "M", "G"):
+        if value < 1024:
+            return f"{value:.0f}{unit}"
+        value /= 1024
+    return f"{value:.0f}T"
+
+
+def draw(panels: Sequence[Panel], path: Path, title: str, subtitle: str, mpi: str) -> None:
+    """Write the picture to `path` (the suffix says the format)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axes = plt.subplots(
+        2,
+        len(panels),
+        figsize=(max(5.2, 3.4 * len(panels) + 0.8), 5.6),
+        sharex="col",
+        sharey="row",
+        squeeze=False,
+        height_ratios=(3, 2),
+        layout="constrained",
+    )
+    has_ratio = any(point.ratio is not None for panel in panels for point in panel.points)
+    for column, panel in enumerate(panels):
+        upper, lower = axes[0][column], axes[1][column]
+        for label, colour, marker, values in (
+            (mpi, THEIRS, "s", [(p.bytes, p.mpi_us) for p in panel.points]),
+            ("Tributary", OURS, "o", [(p.bytes, p.tributary_us) for p in panel.points]),
+        ):
+            known = [(x, y) for x, y in values if y is not None]
+            if known:
+                upper.plot(*zip(*known, strict=True), color=colour, marker=marker, ms=3.5, lw=1.6, label=label)
+        upper.set_title(panel.title, fontsize=10, fontweight="bold")
+        upper.set_xscale("log", base=2)
+        upper.set_yscale("log")
+        upper.grid(True, which="major", color="#e5e7eb", lw=0.7)
+        lower.axhline(1, color=PARITY, lw=1, ls="--")
+        ratios = [p for p in panel.points if p.ratio is not None]
+        if ratios:
+            sizes = [p.bytes for p in ratios]
+            lower.fill_between(
+                sizes,
+                [p.low if p.low is not None else p.ratio or 1 for p in ratios],
+                [p.high if p.high is not None else p.ratio or 1 for p in ratios],
+                color=OURS,
+                alpha=0.18,
+                lw=0,
+            )
+            lower.plot(sizes, [p.ratio for p in ratios], color=OURS, marker="o", ms=3.5, lw=1.6)
+        lower.set_yscale("log", base=2)
+        lower.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+        lower.grid(True, which="major", color="#e5e7eb", lw=0.7)
+        lower.xaxis.set_major_locator(LogLocator(base=16))
+        lower.xaxis.set_minor_locator(NullLocator())
+        lower.xaxis.set_major_formatter(FuncFormatter(_size_label))
+        upper.xaxis.set_minor_formatter(NullFormatter())
+        lower.set_xlabel("bytes")
+    axes[0][0].set_ylabel("time per call, µs")
+    axes[1][0].set_ylabel("times faster" if has_ratio else "")
+    axes[0][0].legend(frameon=False, loc="upper left")
+    if has_ratio:
+        low, high = axes[1][0].get_ylim()
+        for lower in axes[1]:
+            lower.set_ylim(min(low, 0.7), max(high, 2))
+    figure.suptitle(f"{title}\n", fontsize=12, fontweight="bold", x=0.01, ha="left")
+    figure.text(0.01, 0.945, subtitle, fontsize=8.5, color=PARITY, ha="left", va="top")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

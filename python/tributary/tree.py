@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where the native parts of Tributary are: in the build tree beside this package, or in an installed tree."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tributary.errors import UserError
+
+# ABIs, each with a preload library of its own. Intel MPI has MPICH's.
+ABIS = ("mpich", "openmpi", "abi")
+ABI_OF = {"mpich": "mpich", "intel": "mpich", "openmpi": "openmpi", "abi": "abi"}
+
+
+def _homes() -> list[Path]:
+    """Folders with lib/ and bin/ (a build) or libexec/tributary/ (an installation), best first."""
+    chosen = os.environ.get("TRIB_HOME")
+    if chosen:
+        return [Path(chosen)]
+    source = Path(__file__).resolve().parents[2]
+    return [source / "build", Path(sys.prefix), Path("/usr/local"), Path("/usr")]
+
+
+def _find(names: list[str]) -> Path | None:
+    for home in _homes():
+        for name in names:
+            for path in sorted(home.glob(name)):
+                return path
+    return None
+
+
+def preload_library(abi: str) -> Path | None:
+    """The library for LD_PRELOAD, or None if it was not built."""
+    file = f"libtributary_{abi}.so"
+    return _find([f"lib/{file}", f"lib/*-linux-gnu/{file}", f"lib64/{file}"])
+
+
+def program(name: str) -> Path | None:
+    """A native program: trib-info, trib-bench-ABI."""
+    return _find([f"bin/{name}", f"libexec/tributary/{name}", f"lib/tributary/{name}"])
+
+
+def need_preload_library(abi: str) -> Path:
+    """As preload_library, but an error if there is none."""
+    path = preload_library(abi)
+    if path is None:
+        built = [name for name in ABIS if preload_library(name)]
+        raise UserError(
+            f"there is no preload library for {abi} "
+            + (f"(built: {', '.join(built)})" if built else "(nothing is built yet)")
+            + f"; looked below {', '.join(map(str, _homes()))}. `make build` builds it; TRIB_HOME names another place"
+        )
+    return path
+
+
+def _ask(settings: dict[str, str] | None = None) -> dict[str, Any]:
+    path = program("trib-info")
+    if path is None:
+        raise UserError(
+            f"trib-info is not there; looked below {', '.join(map(str, _homes()))}. "
+            "`make build` builds it; TRIB_HOME names another place"
+        )
+    done = subprocess.run(
+        [path], capture_output=True, text=True, check=False, env={**os.environ, **(settings or {})}
+    )
+    if done.returncode != 0:
+        raise UserError(done.stderr.strip().removeprefix("trib-info: ") or f"{path} failed")
+    loaded: dict[str, Any] = json.loads(done.stdout)
+    return loaded
+
+
+@functools.cache
+def info() -> dict[str, Any]:
+    """What trib-info says: settings, algorithms, backends, operators and types."""
+    return _ask()
+
+
+def check_settings(settings: dict[str, str]) -> None:
+    """Let the library itself say whether it accepts these variables."""
+    _ask(settings)
+    known = ["auto", *(row["name"] for row in info()["algorithms"])]
+    wanted = settings.get("TRIB_ALGORITHM", "auto")
+    if wanted not in known:
+        raise UserError(f"TRIB_ALGORITHM={wanted}: no such algorithm; accepted: {', '.join(known)}")
