@@ -10,7 +10,6 @@
 #include "backend/backend.hpp"
 #include "base/config.hpp"
 #include "base/types.hpp"
-#include "tributary/tributary.h"
 
 namespace {
 
@@ -75,7 +74,7 @@ ordered_json dtypes() {
 
 int main() {
   try {
-    const ordered_json all{{"version", trib_version()},
+    const ordered_json all{{"version", TRIB_VERSION},
                            {"settings", settings(trib::read_config())},
                            {"algorithms", algorithms()},
                            {"backends", backends()},

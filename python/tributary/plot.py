@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Pictures of measurements: time and ratio over message size, one column per collective."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,8 +36,18 @@ def _size_label(value: float, _: object = None) -> str:
     return f"{value:.0f}T"
 
 
-def draw(panels: Sequence[Panel], path: Path, title: str, subtitle: str, mpi: str) -> None:
-    """Write the picture to `path` (the suffix says the format)."""
+def draw(
+    panels: Sequence[Panel],
+    path: Path,
+    title: str,
+    subtitle: str,
+    mpi: str,
+    others: Mapping[str, Sequence[tuple[int, float, float]]] | None = None,
+) -> None:
+    """Write the picture to `path` (the suffix says the format).
+
+    `others`: (bytes, MPI's time, ours) by another benchmark, per panel title.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -65,6 +75,10 @@ def draw(panels: Sequence[Panel], path: Path, title: str, subtitle: str, mpi: st
             known = [(x, y) for x, y in values if y is not None]
             if known:
                 upper.plot(*zip(*known, strict=True), color=colour, marker=marker, ms=3.5, lw=1.6, label=label)
+        for size, before, after in (others or {}).get(panel.title, ()):
+            upper.plot(size, before, color=THEIRS, marker="x", ms=4, lw=0, alpha=0.6)
+            upper.plot(size, after, color=OURS, marker="x", ms=4, lw=0, alpha=0.6)
+            lower.plot(size, before / after, color=OURS, marker="x", ms=4, lw=0, alpha=0.6)
         upper.set_title(panel.title, fontsize=10, fontweight="bold")
         upper.set_xscale("log", base=2)
         upper.set_yscale("log")
