@@ -58,7 +58,9 @@ class Lowering {
   Value value_of(const Location& at, int chunk) const {
     if (at.buffer == Buffer::in) return {-1, at.rank, chunk};
     const auto found = cells_.find({at.rank, at.buffer, at.slot, chunk});
-    if (found == cells_.end()) throw Error(Code::internal, "lower: a step reads what nobody wrote: rank " + std::to_string(at.rank));
+    if (found == cells_.end())
+      throw Error(Code::internal, "lower: a step reads what nobody wrote: rank " + std::to_string(at.rank) + ", buffer " +
+                                      std::to_string(static_cast<int>(at.buffer)) + ", slot " + std::to_string(at.slot) + ", chunk " + std::to_string(chunk));
     return found->second;
   }
 

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The whole core with ranks as threads: every algorithm x collective x root x size on the host backend against a plain
+// left fold, bit by bit; stress with random delays; disagreement, time-outs, full memory.
+#include "comm/communicator.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <random>
+
+#include "algorithm/registry.hpp"
+#include "support/thread_ranks.hpp"
+
+namespace trib {
+namespace {
+
+using test::run_ranks;
+
+Config with_algorithm(std::string_view algorithm, Config config = {}) {
+  std::strncpy(config.algorithm, std::string(algorithm).c_str(), sizeof config.algorithm - 1);
+  return config;
+}
+
+/// What rank contributes to element i of call `salt`. Small integers: exact in float whatever the order.
+float contribution(int rank, std::size_t i, std::uint64_t salt) {
+  std::uint64_t h = (static_cast<std::uint64_t>(rank) * 0x9e3779b97f4a7c15u) ^ (i * 0xc2b2ae3d27d4eb4fu) ^ (salt * 0x165667b19e3779f9u);
+  h ^= h >> 29;
+  h *= 0xbf58476d1ce4e5b9u;
+  return static_cast<float>((h >> 40) % 1000);
+}
+
+/// One call made and checked by one rank. Guards around the result show writes that do not belong there.
+struct Call {
+  Collective collective = Collective::allreduce;
+  std::vector<std::size_t> counts;  // reduce_scatters: of each rank
+  std::size_t count = 0;
+  int root = 0;
+  bool in_place = false;
+  std::uint64_t salt = 0;
+  std::size_t misalign = 0;  // elements; the byte offset is this plus one
+
+  /// Returns "" or what was wrong.
+  std::string make(Communicator& communicator) const {
+    const int rank = communicator.rank(), size = communicator.size();
+    const bool is_scattered = is_scatter(collective);
+    std::size_t total = count, offset = 0, length = count;
+    if (is_scattered) {
+      total = 0;
+      for (int r = 0; r < size; ++r) {
+        if (r == rank) offset = total;
+        total += counts[static_cast<std::size_t>(r)];
+      }
+      length = counts[static_cast<std::size_t>(rank)];
+    }
+    const bool has_result = collective != Collective::reduce || rank == root;
+    if (!has_result) length = 0;
+    const std::size_t shift = misalign * sizeof(float);
+    std::vector<std::byte> in(total * sizeof(float) + 64), out(total * sizeof(float) + 128, std::byte{0xa5});
+    const bool is_in_place = in_place && (collective != Collective::reduce || rank == root);
+    std::byte* const output = out.data() + 32 + shift % 32;
+    std::byte* const input = is_in_place ? output : in.data() + shift;
+    for (std::size_t i = 0; i < total; ++i) {
+      const float value = contribution(rank, i, salt);
+      std::memcpy(input + i * sizeof value, &value, sizeof value);
+    }
+    Request request;
+    request.collective = collective;
+    request.in_place = is_in_place;
+    request.root = root;
+    request.count = collective == Collective::reduce_scatter_block ? length : count;
+    request.counts = {counts.data(), 8};
+    request.in = input;
+    request.out = has_result ? output : nullptr;
+    communicator.run(request);
+    for (std::size_t i = 0; i < length; ++i) {
+      float expected = contribution(0, offset + i, salt), got = 0;
+      for (int r = 1; r < size; ++r) expected += contribution(r, offset + i, salt);
+      std::memcpy(&got, output + i * sizeof got, sizeof got);
+      if (got != expected)
+        return "element " + std::to_string(i) + " of " + std::to_string(length) + ": " + std::to_string(got) + ", expected " + std::to_string(expected);
+    }
+    const std::size_t end = is_in_place ? total : length;
+    for (std::size_t b = end * sizeof(float); output + b < out.data() + out.size(); ++b)
+      if (output[b] != std::byte{0xa5}) return "wrote behind its result";
+    if (!is_in_place)
+      for (std::size_t i = 0; i < total; ++i) {
+        const float value = contribution(rank, i, salt);
+        if (std::memcmp(input + i * sizeof value, &value, sizeof value) != 0) return "changed its input";
+      }
+    return "";
+  }
+};
+
+Call random_call(std::mt19937_64& random, int size, std::size_t most) {
+  Call call;
+  call.collective = static_cast<Collective>(random() % kCollectives);
+  const auto pick = [&]() -> std::size_t {
+    switch (random() % 6) {
+      case 0: return random() % 3;
+      case 1: return random() % 16;
+      case 2: return random() % 300;
+      default: return random() % 4 == 0 ? random() % most : random() % (most / 16 + 1);
+    }
+  };
+  call.count = pick();
+  const std::size_t block = pick() / static_cast<std::size_t>(size);
+  for (int r = 0; r < size; ++r)
+    call.counts.push_back(call.collective == Collective::reduce_scatter_block ? block : random() % 3 == 0 ? 0 : pick() / static_cast<std::size_t>(size));
+  call.root = static_cast<int>(random() % static_cast<std::uint64_t>(size));
+  call.in_place = random() % 3 == 0;
+  call.salt = random();
+  call.misalign = random() % 5;
+  return call;
+}
+
+void expect_no_errors(const std::vector<std::string>& errors, const std::string& what) {
+  for (std::size_t rank = 0; rank < errors.size(); ++rank) EXPECT_EQ(errors[rank], "") << what << ", rank " << rank;
+}
+
+class EveryAlgorithm : public testing::TestWithParam<int> {};
+
+TEST_P(EveryAlgorithm, RightOnTheHost) {
+  const int size = GetParam();
+  for (const Algorithm& algorithm : algorithms()) {
+    for (const Config::Attach attach : {Config::Attach::automatic, Config::Attach::off}) {
+      Config config = with_algorithm(algorithm.name);
+      config.attach = attach;
+      const auto errors = run_ranks(size, [&](int, std::unique_ptr<Bootstrap> bootstrap) {
+        Communicator communicator(std::move(bootstrap), config);
+        if (communicator.declined()) throw std::runtime_error(name(*communicator.declined()));
+        std::mt19937_64 random(17);
+        for (int collective = 0; collective < kCollectives; ++collective)
+          for (const std::size_t count : {0, 1, 2, 12, 13, 1000, 5000, 70001})
+            for (const bool in_place : {false, true}) {
+              Call call = random_call(random, size, 1000);
+              call.collective = static_cast<Collective>(collective);
+              call.count = count;
+              call.in_place = in_place;
+              for (std::size_t r = 0; r < call.counts.size(); ++r)
+                call.counts[r] = call.collective == Collective::reduce_scatter ? (r % 3 == 1 ? 0 : count / (r + 1)) : count / static_cast<std::size_t>(size);
+              const std::string wrong = call.make(communicator);
+              if (!wrong.empty())
+                throw std::runtime_error(std::string(name(call.collective)) + " of " + std::to_string(count) + (in_place ? " in place: " : ": ") + wrong);
+            }
+      });
+      expect_no_errors(errors, std::string(algorithm.name));
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Sizes, EveryAlgorithm, testing::Values(2, 3, 4, 5, 7, 8));
+
+TEST(Communicator, MixedCallsInARow) {
+  for (const int size : {2, 3, 4, 7}) {
+    const auto errors = run_ranks(size, [&](int, std::unique_ptr<Bootstrap> bootstrap) {
+      Communicator communicator(std::move(bootstrap), Config{});
+      std::mt19937_64 random(4711);
+      for (int i = 0; i < 3000; ++i) {
+        const Call call = random_call(random, size, 40000);
+        const std::string wrong = call.make(communicator);
+        if (!wrong.empty()) throw std::runtime_error("call " + std::to_string(i) + ", " + std::string(name(call.collective)) + ": " + wrong);
+      }
+    });
+    expect_no_errors(errors, std::to_string(size) + " ranks");
+  }
+}
+
+TEST(Communicator, LeavesOfAReduceMayRunAhead) {
+  const auto errors = run_ranks(3, [](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), Config{});
+    for (std::uint64_t i = 0; i < 2000; ++i) {
+      if (rank == 0 && i % 100 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      Call call;
+      call.collective = Collective::reduce;
+      call.count = i % 2 == 0 ? 3 : 3000;
+      call.salt = i;
+      const std::string wrong = call.make(communicator);
+      if (!wrong.empty()) throw std::runtime_error(wrong);
+    }
+  });
+  expect_no_errors(errors, "run ahead");
+}
+
+/// `change` makes rank 1's call differ; all ranks must get an error that names both sides.
+void expect_disagreement(const std::function<void(Request&)>& change, const std::string& mine, const std::string& theirs) {
+  std::vector<float> in(100000, 1), out(100000);
+  std::vector<std::int32_t> counts{50, 50};
+  const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), Config{});
+    std::vector<float> own_in(in), own_out(out);
+    Request request;
+    request.count = 100;
+    request.counts = {counts.data(), 4};
+    request.in = own_in.data();
+    request.out = own_out.data();
+    for (int i = 0; i < 20; ++i) communicator.run(request);
+    if (rank == 1) change(request);
+    std::string first;
+    try {
+      // A rank that needs nothing from the other (the leaf of a reduce) may go on until it has to wait for it.
+      // One with nothing to reduce never has to.
+      for (int i = 0; i < 20; ++i) communicator.run(request);
+      if (request.count == 0) return;
+    } catch (const Error& error) {
+      first = error.what();
+    }
+    try {
+      communicator.run(request);
+      throw std::runtime_error("no error, or one more call after: " + first);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::unusable);
+    }
+    throw std::runtime_error(first);
+  });
+  EXPECT_NE(errors[0], "");
+  for (const std::string& error : errors) {
+    if (error.empty()) continue;
+    EXPECT_NE(error.find("disagree"), std::string::npos) << error;
+    EXPECT_NE(error.find(mine), std::string::npos) << error;
+    EXPECT_NE(error.find(theirs), std::string::npos) << error;
+  }
+}
+
+TEST(Communicator, DisagreementIsAnError) {
+  expect_disagreement([](Request& r) { r.op = Op::max; }, "sum", "max");
+  expect_disagreement([](Request& r) { r.count = 99; }, "100 f32", "99 f32");
+  expect_disagreement([](Request& r) { r.count = 0; }, "100 f32", "0 f32");
+  expect_disagreement([](Request& r) { r.count = 100000; }, "100 f32", "100000 f32");
+  expect_disagreement([](Request& r) { r.dtype = Dtype::i32; }, "f32", "i32");
+  expect_disagreement([](Request& r) { r.collective = Collective::reduce; }, "MPI_Allreduce", "MPI_Reduce");
+  expect_disagreement([](Request& r) { r.collective = Collective::reduce_scatter; }, "MPI_Allreduce", "MPI_Reduce_scatter");
+}
+
+TEST(Communicator, CallLeftToTheMpiByOneRankIsAnErrorOnTheOther) {
+  const auto errors = run_ranks(2, [](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), Config{});
+    float in = 1, out = 0;
+    Request request;
+    request.count = 1;
+    request.in = &in;
+    request.out = &out;
+    communicator.run(request);
+    if (rank == 1) {
+      communicator.note_declined(Collective::allreduce, Decline::user_operator);
+      return;
+    }
+    communicator.run(request);
+  });
+  EXPECT_NE(errors[0].find("left to the MPI"), std::string::npos) << errors[0];
+}
+
+TEST(Communicator, TimeOut) {
+  Config config;
+  config.timeout = 0.2;
+  const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), config);
+    float in = 1, out = 0;
+    Request request;
+    request.count = 1;
+    request.in = &in;
+    request.out = &out;
+    if (rank == 0) communicator.run(request);
+  });
+  EXPECT_NE(errors[0].find("TRIB_TIMEOUT"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[0].find("rank 1"), std::string::npos) << errors[0];
+}
+
+TEST(Communicator, UnknownAlgorithmNamesTheAcceptedOnes) {
+  const auto errors = run_ranks(2, [&](int, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), with_algorithm("rung"));
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("TRIB_ALGORITHM=rung"), std::string::npos) << error;
+    EXPECT_NE(error.find("ring"), std::string::npos) << error;
+  }
+}
+
+TEST(Communicator, SharedMemoryBudgetEndsInSmallPiecesThenInNothing) {
+  const auto errors = run_ranks(2, [&](int, std::unique_ptr<Bootstrap> bootstrap) {
+    // Ranks are threads here and share the budget: about 16 communicators with a data segment, then without, then none.
+    struct Borrowed final : Bootstrap {
+      explicit Borrowed(Bootstrap& real) : real_(real) {}
+      int rank() const override { return real_.rank(); }
+      int size() const override { return real_.size(); }
+      void exchange(const void* mine, void* all, std::size_t bytes) override { real_.exchange(mine, all, bytes); }
+      void progress() override {}
+      Bootstrap& real_;
+    };
+    std::vector<std::unique_ptr<Communicator>> many;
+    int declined = 0;
+    for (int i = 0; i < 900; ++i) {
+      auto& communicator = *many.emplace_back(std::make_unique<Communicator>(std::make_unique<Borrowed>(*bootstrap), Config{}));
+      if (communicator.declined()) {
+        ++declined;
+        continue;
+      }
+      Call call;
+      call.count = 30000;
+      call.salt = static_cast<std::uint64_t>(i);
+      const std::string wrong = call.make(communicator);
+      if (!wrong.empty()) throw std::runtime_error(wrong);
+    }
+    if (declined == 0) throw std::runtime_error("no communicator was refused");
+    many.clear();
+    Communicator again(std::make_unique<Borrowed>(*bootstrap), Config{});
+    if (again.declined()) throw std::runtime_error("the budget did not come back");
+  });
+  expect_no_errors(errors, "budget");
+}
+
+/// What a rank adds in the tests of bits: rounding makes the order show.
+std::vector<double> awkward_terms(int rank, std::size_t count) {
+  std::mt19937_64 random(static_cast<std::uint64_t>(rank) + 1);
+  std::vector<double> terms(count);
+  for (double& term : terms) {
+    const double mantissa = static_cast<double>(random()) - 9e18;
+    term = std::ldexp(mantissa, static_cast<int>(random() % 40) - 80);
+  }
+  return terms;
+}
+
+/// Sums whose bits depend on the order, to be compared bit by bit.
+std::vector<double> awkward_sum(int size, std::size_t count, const Config& config, Collective collective) {
+  std::vector<double> result;
+  std::mutex mutex;
+  const auto errors = run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), config);
+    const std::vector<double> in = awkward_terms(rank, count);
+    std::vector<double> out(count);
+    Request request;
+    request.collective = collective;
+    request.dtype = Dtype::f64;
+    request.count = count;
+    request.in = in.data();
+    request.out = out.data();
+    communicator.run(request);
+    const std::lock_guard lock(mutex);
+    if (collective == Collective::reduce && rank != 0) return;
+    if (result.empty()) result = out;
+    if (std::memcmp(result.data(), out.data(), count * sizeof(double)) != 0) throw std::runtime_error("ranks differ");
+  });
+  expect_no_errors(errors, "awkward sum");
+  return result;
+}
+
+TEST(Communicator, OrderIsALeftFoldAndAllRanksAgreeBitByBit) {
+  for (const int size : {2, 3, 5, 8})
+    for (const std::size_t count : {1, 17, 5000, 100000}) {
+      std::vector<double> expected = awkward_terms(0, count);
+      for (int rank = 1; rank < size; ++rank) {
+        const auto terms = awkward_terms(rank, count);
+        for (std::size_t i = 0; i < count; ++i) expected[i] += terms[i];
+      }
+      for (const Algorithm& algorithm : algorithms()) {
+        for (const Collective collective : {Collective::allreduce, Collective::reduce}) {
+          Config config = with_algorithm(algorithm.name);
+          const auto sum = awkward_sum(size, count, config, collective);
+          EXPECT_EQ(std::memcmp(sum.data(), awkward_sum(size, count, config, collective).data(), count * sizeof(double)), 0) << "run to run, " << algorithm.name;
+          if (algorithm.association == Association::rank_order) {
+            EXPECT_EQ(std::memcmp(sum.data(), expected.data(), count * sizeof(double)), 0) << algorithm.name << " " << size << " " << count;
+          }
+          config.slice = 256;  // other passes, same bits
+          EXPECT_EQ(std::memcmp(sum.data(), awkward_sum(size, count, config, collective).data(), count * sizeof(double)), 0) << "slices, " << algorithm.name;
+        }
+      }
+      Config config;
+      config.determinism = Config::Determinism::order;
+      EXPECT_EQ(std::memcmp(awkward_sum(size, count, config, Collective::allreduce).data(), expected.data(), count * sizeof(double)), 0);
+    }
+}
+
+}  // namespace
+}  // namespace trib
