@@ -6,8 +6,9 @@
 
 namespace trib {
 
-/// The corners of a hypercube are ranks, in order; ranks too many are extras: each hands its contribution to the rank
-/// before it, a corner. Neighbours join first, so that sums are always over consecutive ranks.
+/// The corners of a hypercube are ranks, in order; ranks too many are extras: each hands its
+/// contribution to the rank before it, a corner. Neighbours join first, so that sums are always
+/// over consecutive ranks.
 struct Hypercube {
   explicit Hypercube(int size)
       : corners(static_cast<int>(std::bit_floor(static_cast<unsigned>(size)))),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Rabenseifner's algorithm: partners exchange halves of halves. Next: tree.cpp, which gathers at one rank.
+// Rabenseifner's algorithm: partners exchange halves of halves. Next: tree.cpp, which gathers at
+// one rank.
 #include <algorithm>
 #include <set>
 
@@ -11,9 +12,9 @@ namespace trib {
 /// Recursive halving of the vector, then an allgather by recursive doubling (Rabenseifner, 2004).
 ///
 ///   any rank count | allreduce 2 log2 p steps, others log2 p; one more unless p is a power of two
-///   allreduce 2n(p-1)/p bytes read per rank, others half of that; beyond a power of two, some ranks read n more
-///   scratch: none in allreduce, else a vector
-///   pairwise by distance 1, 2, 4, ..., the lower rank first: the bits of recursive doubling
+///   allreduce 2n(p-1)/p bytes read per rank, others half of that; beyond a power of two, some
+///   ranks read n more scratch: none in allreduce, else a vector pairwise by distance 1, 2, 4, ...,
+///   the lower rank first: the bits of recursive doubling
 ///
 /// In reduce and reduce_scatter, the last step of the halving writes to whoever wants its result.
 Schedule rabenseifner(const Shape& shape) {
@@ -27,7 +28,8 @@ Schedule rabenseifner(const Shape& shape) {
   const int chunks = scatter ? size : cube.corners;
   Builder b(chunks);
 
-  // Halving leaves each corner one of `corners` parts; part i is the chunks from begin(i) to begin(i + 1).
+  // Halving leaves each corner one of `corners` parts; part i is the chunks from begin(i) to
+  // begin(i + 1).
   const auto begin = [&](int part) { return part * chunks / cube.corners; };
   const auto owner = [&](int chunk) {
     return cube.rank_of(cube.reversed(((chunk + 1) * cube.corners - 1) / chunks));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Recursive doubling: partners exchange whole vectors. Next: rabenseifner.cpp, where they exchange halves.
+// Recursive doubling: partners exchange whole vectors. Next: rabenseifner.cpp, where they exchange
+// halves.
 #include <algorithm>
 
 #include "algorithm/algorithms.hpp"
@@ -9,9 +10,10 @@ namespace trib {
 
 /// Recursive doubling (Thakur, Rabenseifner and Gropp, 2005).
 ///
-///   any rank count | log2 p steps, one more unless p is a power of two | n log2 p bytes read per rank
-///   scratch: a vector per step but the last (in place: also for the last), since a partner may still read the one before
-///   pairwise by distance 1, 2, 4, ..., the lower rank first: both partners compute the same bits
+///   any rank count | log2 p steps, one more unless p is a power of two | n log2 p bytes read per
+///   rank scratch: a vector per step but the last (in place: also for the last), since a partner
+///   may still read the one before pairwise by distance 1, 2, 4, ..., the lower rank first: both
+///   partners compute the same bits
 ///
 /// In reduce and reduce_scatter, the last step computes only what is wanted.
 Schedule recursive_doubling(const Shape& shape) {
@@ -27,7 +29,8 @@ Schedule recursive_doubling(const Shape& shape) {
     return b.finish();
   }
 
-  // Two contributions of neighbours count as round 0's value, as does the contribution of a rank that has no extra.
+  // Two contributions of neighbours count as round 0's value, as does the contribution of a rank
+  // that has no extra.
   const auto value = [&](int r, int round, int chunk, int span) {
     return round == 0 && !cube.has_extra(r) ? in(r, chunk, span) : scratch(r, round, chunk, span);
   };

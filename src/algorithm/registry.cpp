@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The table of algorithms. A new one: its file, its declaration in algorithms.hpp, its row here; the tests walk the
-// table. Next: schedule/verify.cpp, which says whether a row is right.
+// The table of algorithms. A new one: its file, its declaration in algorithms.hpp, its row here;
+// the tests walk the table. Next: schedule/verify.cpp, which says whether a row is right.
 #include "algorithm/registry.hpp"
 
 #include "algorithm/algorithms.hpp"
@@ -70,7 +70,8 @@ constexpr Algorithm kAlgorithms[] = {
 }  // namespace
 
 std::string_view name(Association association) {
-  constexpr std::string_view names[] = {"rank_order", "ring", "hypercube", "tree2", "tree4", "tree8"};
+  constexpr std::string_view names[] = {"rank_order", "ring",  "hypercube",
+                                        "tree2",      "tree4", "tree8"};
   return names[static_cast<int>(association)];
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One row per algorithm. The table of docs/algorithms.md, `trib info` and the tests are made from it.
+// One row per algorithm. The table of docs/algorithms.md, `trib info` and the tests are made from
+// it.
 #pragma once
 
 #include <span>
@@ -9,8 +10,8 @@
 
 namespace trib {
 
-/// How contributions are grouped: what the bits of a floating-point sum depend on. Algorithms of the same association
-/// give the same bits (ring: also if the chunks are the same).
+/// How contributions are grouped: what the bits of a floating-point sum depend on. Algorithms of
+/// the same association give the same bits (ring: also if the chunks are the same).
 enum class Association {
   rank_order,  ///< a left fold over ranks 0, 1, 2, ...
   ring,        ///< each chunk in ring order, starting behind its owner
@@ -26,7 +27,8 @@ struct Algorithm {
   std::string_view summary;  ///< one line for people
   std::string_view source;   ///< who described it
   std::string_view steps;    ///< number of dependent steps, as a formula in p
-  std::string_view bytes;    ///< bytes that a rank takes in, allreduce of n bytes, as a formula in n and p
+  std::string_view
+      bytes;  ///< bytes that a rank takes in, allreduce of n bytes, as a formula in n and p
   Association association;
   Schedule (*schedule)(const Shape& shape);  ///< defined for every shape with size >= 2
 };

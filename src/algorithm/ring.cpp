@@ -6,18 +6,20 @@ namespace trib {
 
 /// Ring: reduce-scatter, then allgather (Patarasuk and Yuan, 2009).
 ///
-///   any rank count | commutative op | allreduce 2(p-1) steps, others p-1 | 2n(p-1)/p bytes read per rank, others
-///   n(p-1)/p | scratch: none in allreduce, else p-1 chunks
-///   reproducible run to run: chunk c is folded in the order c+1, c+2, ..., c
+///   any rank count | commutative op | allreduce 2(p-1) steps, others p-1 | 2n(p-1)/p bytes read
+///   per rank, others n(p-1)/p | scratch: none in allreduce, else p-1 chunks reproducible run to
+///   run: chunk c is folded in the order c+1, c+2, ..., c
 ///
-/// In reduce, the chunks' owners write to the root: where each chunk ends, one more read would collect it.
+/// In reduce, the chunks' owners write to the root: where each chunk ends, one more read would
+/// collect it.
 Schedule ring(const Shape& shape) {
   const int rank = shape.rank, size = shape.size, root = shape.root;
   const int prev = wrap(rank - 1, size), next = wrap(rank + 1, size);
   const bool is_reduce = shape.collective == Collective::reduce;
   const bool is_allreduce = shape.collective == Collective::allreduce;
   const bool is_staged = shape.in_place && is_scatter(shape.collective);
-  const Location result = is_staged ? partial(shape, rank, rank) : out(is_reduce ? root : rank, rank);
+  const Location result =
+      is_staged ? partial(shape, rank, rank) : out(is_reduce ? root : rank, rank);
   Builder b(/*chunks=*/size);
 
   b.signal(next);

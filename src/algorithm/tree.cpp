@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Trees: each parent gathers its children, up to the root. Next: registry.cpp, the list of all algorithms.
+// Trees: each parent gathers its children, up to the root. Next: registry.cpp, the list of all
+// algorithms.
 #include "algorithm/algorithms.hpp"
 
 namespace trib {
 namespace {
 
-/// Reduction up a k-nomial tree, then broadcast down the same tree (binomial: Thakur, Rabenseifner and Gropp, 2005;
-/// the barrier is built into the reduction, as in Jocksch et al., 2020).
+/// Reduction up a k-nomial tree, then broadcast down the same tree (binomial: Thakur, Rabenseifner
+/// and Gropp, 2005; the barrier is built into the reduction, as in Jocksch et al., 2020).
 ///
 ///   any rank count | allreduce 2 log_k p steps, others log_k p (reduce_scatter one more)
-///   at most n(k-1)log_k p bytes read per rank | scratch: in allreduce none, else a vector in ranks with children
-///   by subtree: a parent folds itself and its children of one level, lower ranks (counted from the root) first
+///   at most n(k-1)log_k p bytes read per rank | scratch: in allreduce none, else a vector in ranks
+///   with children by subtree: a parent folds itself and its children of one level, lower ranks
+///   (counted from the root) first
 ///
-/// Its root is the reduction's, or rank 0. Counted from there, the children of rank v at level l are v + k^l, v + 2k^l,
+/// Its root is the reduction's, or rank 0. Counted from there, the children of rank v at level l
+/// are v + k^l, v + 2k^l,
 /// ..., v + (k-1)k^l if k^(l+1) divides v; all of a level are folded in one step.
 Schedule tree(const Shape& shape, int radix) {
   const int rank = shape.rank, size = shape.size;
@@ -39,7 +42,7 @@ Schedule tree(const Shape& shape, int radix) {
       level.push_back(rank_at(p));
       from.push_back(value(p));
     }
-    if (level.empty()) break;
+    if (level.empty()) continue;
     b.wait(level);
     sum = value(position);
     b.reduce(sum, from);
@@ -52,12 +55,15 @@ Schedule tree(const Shape& shape, int radix) {
   if (is_reduce) {
     if (rank != root) b.wait(parent);
   } else if (scatter) {
-    const int source = rank == root ? -1 : root;
-    if (source < 0) b.signal(peers_of(shape));
-    if (source >= 0) b.wait(root);
-    b.copy(out(rank, rank), partial(shape, root, rank));
-    if (source >= 0) b.signal(root);
-    if (source < 0) b.wait(peers_of(shape));
+    if (rank == root) {
+      b.signal(peers_of(shape));
+      b.copy(out(rank, rank), partial(shape, rank, rank));
+      b.wait(peers_of(shape));
+    } else {
+      b.wait(root);
+      b.copy(out(rank, rank), partial(shape, root, rank));
+      b.signal(root);
+    }
   } else {
     if (rank != root) {
       b.wait(parent);

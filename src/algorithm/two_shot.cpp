@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Two-shot: each rank folds a p-th of the vector for all. Next: ring.cpp, where partial sums travel.
+// Two-shot: each rank folds a p-th of the vector for all. Next: ring.cpp, where partial sums
+// travel.
 #include "algorithm/algorithms.hpp"
 
 namespace trib {
 
-/// Two-shot: rank c reduces chunk c of all ranks, straight into the `out` of every rank that wants it. Known from GPU
-/// libraries' allreduce over peer memory.
+/// Two-shot: rank c reduces chunk c of all ranks, straight into the `out` of every rank that wants
+/// it. Known from GPU libraries' allreduce over peer memory.
 ///
-///   any rank count | 1 step (2 where peers' memory cannot be written) | (p-1)n/p bytes read and as many written per
-///   rank | no scratch; reduce_scatter in place: one chunk
-///   left fold over ranks 0, 1, 2, ...
+///   any rank count | 1 step (2 where peers' memory cannot be written) | (p-1)n/p bytes read and as
+///   many written per rank | no scratch; reduce_scatter in place: one chunk left fold over ranks 0,
+///   1, 2, ...
 Schedule two_shot(const Shape& shape) {
   const int rank = shape.rank;
   const std::vector<int> peers = peers_of(shape);
   Builder b(/*chunks=*/shape.size);
 
-  // In place, a reduce_scatter's `out` covers chunks of `in` that peers may still read. In the other collectives it
-  // covers chunk for chunk, and only this rank reads this chunk.
+  // In place, a reduce_scatter's `out` covers chunks of `in` that peers may still read. In the
+  // other collectives it covers chunk for chunk, and only this rank reads this chunk.
   const bool is_staged = shape.in_place && is_scatter(shape.collective);
   std::vector<Location> to;
   if (shape.collective == Collective::reduce) {

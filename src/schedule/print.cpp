@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Schedules as text, for people, tests and verify()'s faults: `reduce out(0, 2) <- in(0, 2) in(1, 2)`.
+// Schedules as text, for people, tests and verify()'s faults: `reduce out(0, 2) <- in(0, 2) in(1,
+// 2)`.
 #include <string>
 
 #include "schedule/schedule.hpp"
