@@ -14,7 +14,13 @@
 #include "backend/kernels/kernels.hpp"
 
 #ifdef __x86_64__
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12's own header (bug 105593)
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #endif
 
 namespace trib::TRIB_ISA {
@@ -22,8 +28,15 @@ namespace {
 
 using Bytes = unsigned char;
 
-/// Bytes that one iteration of an inner loop takes of each source (of accumulators, where those are wider).
+/// Bytes of a vector register: what one iteration of an inner loop takes of each source (of accumulators, where those
+/// are wider). With more, GCC 12 keeps the accumulators in memory, and the loop takes fifty times as long.
+#if defined __AVX512F__
 constexpr std::size_t kTileBytes = 64;
+#elif defined __AVX2__
+constexpr std::size_t kTileBytes = 32;
+#else
+constexpr std::size_t kTileBytes = 16;
+#endif
 /// Bytes of accumulators that stay in the first-level cache while many sources are folded into them.
 constexpr std::size_t kBlockBytes = 4096;
 /// Sources that one inner loop folds in registers.
@@ -62,48 +75,137 @@ constexpr bool is_complex = false;
 template <class T>
 constexpr bool is_complex<Complex<T>> = true;
 
-/// Whether vector registers can hold several values of type T. Of pairs they could in theory, but tiles of them make
-/// the compiler shuffle: twenty times the code, and slower than one at a time.
+/// Whether vector registers can hold several values of type T.
 template <class T>
-constexpr bool has_lanes = std::is_integral_v<T> || std::is_same_v<T, float> || std::is_same_v<T, double> ||
-                           std::is_same_v<T, Complex<float>> || std::is_same_v<T, Complex<double>>;
+constexpr bool has_lanes = std::is_integral_v<T> || std::is_same_v<T, float> || std::is_same_v<T, double>;
+template <class T>
+constexpr bool has_lanes<Complex<T>> = has_lanes<T>;
+template <class V, class I>
+constexpr bool has_lanes<Pair<V, I>> = has_lanes<V> && has_lanes<I> && std::endian::native == std::endian::little;
 
-/// W accumulators: with a constant W the compiler keeps them in vector registers.
+/// Numbers in one element.
+template <class T>
+constexpr int parts = 1;
+template <class T>
+constexpr int parts<Complex<T>> = 2;
+template <class V, class I>
+constexpr int parts<Pair<V, I>> = 2;
+
+/// W accumulators: with a constant W the compiler keeps them in vector registers. Loops over lanes must not be unrolled
+/// before they are vectorised, hence the pragmas. Numbers with two parts are taken apart: operators then work on whole
+/// vectors of each part. (Left together, GCC 12 makes twenty times the code for pairs, and slower.)
 template <class A, int W>
 struct Tile {
   A lane[W];
+  [[gnu::always_inline]] A get(int i) const { return lane[i]; }
+  [[gnu::always_inline]] void set(int i, A value) { lane[i] = value; }
 };
+template <class T, int W>
+struct Tile<Complex<T>, W> {
+  T re[W], im[W];
+  [[gnu::always_inline]] Complex<T> get(int i) const { return {re[i], im[i]}; }
+  [[gnu::always_inline]] void set(int i, Complex<T> value) { re[i] = value.re, im[i] = value.im; }
+};
+template <class V, class I, int W>
+struct Tile<Pair<V, I>, W> {
+  V value[W];
+  I index[W];
+  [[gnu::always_inline]] Pair<V, I> get(int i) const { return {value[i], index[i]}; }
+  [[gnu::always_inline]] void set(int i, Pair<V, I> pair) { value[i] = pair.value, index[i] = pair.index; }
+};
+
+// Conversion instructions round as to_half does and keep the same bits of a NaN; the portable form is slow as a vector.
+#if defined __AVX512F__
+template <class T, int W>
+constexpr bool has_half_instructions = std::is_same_v<T, half> && (W == 4 || W == 8 || W == 16);
+#elif defined __F16C__
+template <class T, int W>
+constexpr bool has_half_instructions = std::is_same_v<T, half> && (W == 4 || W == 8);
+#else
+template <class T, int W>
+constexpr bool has_half_instructions = false;
+#endif
+#ifdef __F16C__
+[[gnu::always_inline]] inline void load_halves(Tile<float, 4>& tile, const Bytes* from) {
+  _mm_storeu_ps(tile.lane, _mm_cvtph_ps(_mm_loadu_si64(from)));
+}
+[[gnu::always_inline]] inline void store_halves(Bytes* to, const Tile<float, 4>& tile) {
+  _mm_storeu_si64(to, _mm_cvtps_ph(_mm_loadu_ps(tile.lane), _MM_FROUND_TO_NEAREST_INT));
+}
+[[gnu::always_inline]] inline void load_halves(Tile<float, 8>& tile, const Bytes* from) {
+  _mm256_storeu_ps(tile.lane, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+[[gnu::always_inline]] inline void store_halves(Bytes* to, const Tile<float, 8>& tile) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                   _mm256_cvtps_ph(_mm256_loadu_ps(tile.lane), _MM_FROUND_TO_NEAREST_INT));
+}
+#endif
+#ifdef __AVX512F__
+[[gnu::always_inline]] inline void load_halves(Tile<float, 16>& tile, const Bytes* from) {
+  _mm512_storeu_ps(tile.lane, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+}
+[[gnu::always_inline]] inline void store_halves(Bytes* to, const Tile<float, 16>& tile) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm512_cvtps_ph(_mm512_loadu_ps(tile.lane), _MM_FROUND_TO_NEAREST_INT));
+}
+#endif
+
+/// Both parts of a pair as unsigned integers of half its size (padding included): the compiler vectorises loads of
+/// alternating elements only where they have one type.
+template <class P>
+using PairWord = std::conditional_t<sizeof(P) == 16, std::uint64_t, std::uint32_t>;
+template <class T, class U>
+[[gnu::always_inline]] inline T from_word(U word) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(word);
+  } else {
+    return __builtin_bit_cast(T, word);
+  }
+}
+template <class U, class T>
+[[gnu::always_inline]] inline U to_word(T value) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<U>(value);
+  } else {
+    return __builtin_bit_cast(U, value);
+  }
+}
 
 template <class T, class A, int W>
 [[gnu::always_inline]] inline void load(Tile<A, W>& tile, const Bytes* from) {
-#ifdef __F16C__
-  // The instructions round as to_half does and keep the same bits of a NaN; the portable form does not vectorise well.
-  if constexpr (std::is_same_v<T, half> && W % 8 == 0) {
-    for (int lane = 0; lane < W; lane += 8) {
-      const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + lane / 8);
-      _mm256_storeu_ps(tile.lane + lane, _mm256_cvtph_ps(halves));
+  if constexpr (has_half_instructions<T, W>) {
+    load_halves(tile, from);
+  } else if constexpr (is_pair<T> && W > 1) {
+    const auto* words = reinterpret_cast<const Loose<PairWord<T>>*>(from);
+#pragma GCC unroll 1
+    for (int lane = 0; lane < W; ++lane) {
+      tile.value[lane] = from_word<decltype(T::value)>(words[2 * lane].value);
+      tile.index[lane] = from_word<decltype(T::index)>(words[2 * lane + 1].value);
     }
-    return;
+  } else {
+    const auto* elements = reinterpret_cast<const Loose<T>*>(from);
+#pragma GCC unroll 1
+    for (int lane = 0; lane < W; ++lane) tile.set(lane, widen<A, T>(elements[lane].value));
   }
-#endif
-  const auto* elements = reinterpret_cast<const Loose<T>*>(from);
-  for (int lane = 0; lane < W; ++lane) tile.lane[lane] = widen<A, T>(elements[lane].value);
 }
 
 template <class T, class A, int W>
 [[gnu::always_inline]] inline void store(Bytes* to, const Tile<A, W>& tile) {
-#ifdef __F16C__
-  if constexpr (std::is_same_v<T, half> && W % 8 == 0) {
-    for (int lane = 0; lane < W; lane += 8) {
-      const __m256 floats = _mm256_loadu_ps(tile.lane + lane);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + lane / 8,
-                       _mm256_cvtps_ph(floats, _MM_FROUND_TO_NEAREST_INT));
+  if constexpr (has_half_instructions<T, W>) {
+    store_halves(to, tile);
+  } else if constexpr (is_pair<T> && W > 1) {
+    using U = PairWord<T>;
+    auto* words = reinterpret_cast<Loose<U>*>(to);
+#pragma GCC unroll 1
+    for (int lane = 0; lane < W; ++lane) {
+      words[2 * lane].value = to_word<U>(tile.value[lane]);
+      words[2 * lane + 1].value = to_word<U>(tile.index[lane]);
     }
-    return;
+  } else {
+    auto* elements = reinterpret_cast<Loose<T>*>(to);
+#pragma GCC unroll 1
+    for (int lane = 0; lane < W; ++lane) elements[lane].value = narrow<T, A>(tile.get(lane));
   }
-#endif
-  auto* elements = reinterpret_cast<Loose<T>*>(to);
-  for (int lane = 0; lane < W; ++lane) elements[lane].value = narrow<T, A>(tile.lane[lane]);
 }
 
 // ----------------------------------------------------------------------------------------- inner loops
@@ -111,16 +213,46 @@ template <class T, class A, int W>
 /// The types of one inner loop: the first operand and the result may be accumulators of an earlier pass.
 template <class Operator, class First, class Source, class Result, class Accumulator>
 struct Fold {
+  /// Whether elements must be converted and no instruction does it.
+  template <int W>
+  static constexpr bool is_converted = !std::is_same_v<Source, Accumulator> && !has_half_instructions<Source, W>;
+  /// Elements of a full tile.
+  static constexpr int width() {
+    if (!has_lanes<Accumulator>) return 1;
+    if (!std::is_same_v<Source, half> || kTileBytes == 16) return kTileBytes * parts<Accumulator> / sizeof(Source);
+    return kTileBytes / sizeof(Accumulator);
+  }
+
   /// Elements [i, i + W). Every load comes before the first store: that makes overlap from below harmless.
   template <int W, int N, int D>
   [[gnu::always_inline]] static inline void tile(Bytes* const (&to)[D], const Bytes* const (&from)[N], std::size_t i) {
+    if constexpr (is_converted<W>) {
+      // In one loop, as converted values would go through memory between two.
+      Tile<Result, W> rounded;
+#pragma GCC unroll 1
+      for (int lane = 0; lane < W; ++lane) {
+        const auto* first = reinterpret_cast<const Loose<First>*>(from[0]);
+        Accumulator sum = widen<Accumulator>(first[i + lane].value);
+#pragma GCC unroll 8
+        for (int source = 1; source < N; ++source) {
+          const auto* elements = reinterpret_cast<const Loose<Source>*>(from[source]);
+          sum = Operator::apply(sum, widen<Accumulator>(elements[i + lane].value));
+        }
+        rounded.lane[lane] = narrow<Result>(sum);
+      }
+#pragma GCC unroll 8
+      for (int destination = 0; destination < D; ++destination)
+        store<Result>(to[destination] + i * sizeof(Result), rounded);
+      return;
+    }
     Tile<Accumulator, W> sum;
     load<First>(sum, from[0] + i * sizeof(First));
 #pragma GCC unroll 8
     for (int source = 1; source < N; ++source) {
       Tile<Accumulator, W> next;
       load<Source>(next, from[source] + i * sizeof(Source));
-      for (int lane = 0; lane < W; ++lane) sum.lane[lane] = Operator::apply(sum.lane[lane], next.lane[lane]);
+#pragma GCC unroll 1
+      for (int lane = 0; lane < W; ++lane) sum.set(lane, Operator::apply(sum.get(lane), next.get(lane)));
     }
 #pragma GCC unroll 8
     for (int destination = 0; destination < D; ++destination) store<Result>(to[destination] + i * sizeof(Result), sum);
@@ -133,13 +265,14 @@ struct Fold {
     const Bytes* from[N];
     for (int k = 0; k < D; ++k) to[k] = static_cast<Bytes*>(to_pointers[k]);
     for (int k = 0; k < N; ++k) from[k] = static_cast<const Bytes*>(from_pointers[k]);
-    constexpr int W = has_lanes<Accumulator> ? kTileBytes / sizeof(Accumulator) : 1;
+    constexpr int W = width();
     std::size_t i = 0;
     if constexpr (W > 1) {
       for (; i + W <= count; i += W) tile<W>(to, from, i);
     }
-    if constexpr (W >= 8) {  // a vector of 16 bytes, so that short calls do not fall to single elements
-      for (; i + W / 4 <= count; i += W / 4) tile<W / 4>(to, from, i);
+    constexpr int kShort = W * 16 / static_cast<int>(kTileBytes);
+    if constexpr (kShort > 1 && kShort < W) {  // vectors of 16 bytes, so that short calls need not go one by one
+      for (; i + kShort <= count; i += kShort) tile<kShort>(to, from, i);
     }
     for (; i < count; ++i) {
       asm volatile("");  // few iterations are left: vectorised, they would cost more in checks than in work
