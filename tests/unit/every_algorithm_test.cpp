@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Walks the table of algorithms: every row, collective, number of ranks and root passes verify(),
+// as written and lowered, in place and not, alone and among other calls. verify_test.cpp shows that
+// verify() would notice.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "algorithm/registry.hpp"
+#include "schedule/verify.hpp"
+
+namespace trib {
+
+void PrintTo(const Algorithm& algorithm, std::ostream* out) { *out << algorithm.name; }
+
+namespace {
+
+constexpr int kMaxSize = 33;  // one rank more than a power of two
+
+std::vector<int> roots(Collective collective, int size) {
+  if (collective != Collective::reduce) return {0};
+  if (size > 9) return {0, 1, size / 2, size - 1};
+  std::vector<int> all(size);
+  for (int root = 0; root < size; ++root) all[root] = root;
+  return all;
+}
+
+template <class F>
+void for_each_shape(int max_size, F&& f) {
+  for (int collective = 0; collective < kCollectives; ++collective) {
+    for (int size = 2; size <= max_size; ++size) {
+      Shape shape;
+      shape.collective = static_cast<Collective>(collective);
+      shape.size = size;
+      for (const int root : roots(shape.collective, size)) {
+        shape.root = root;
+        f(shape);
+      }
+    }
+  }
+}
+
+bool is_rank_order(const Algorithm& algorithm) {
+  return algorithm.association == Association::rank_order;
+}
+
+VerifiedCall direct_call(const Algorithm& algorithm, Shape shape, bool in_place) {
+  shape.in_place = in_place;
+  return {shape, all_ranks(algorithm, shape), in_place, 1, is_rank_order(algorithm)};
+}
+
+/// Lowered schedules do not depend on whether a call is in place.
+VerifiedCall lowered_call(const Algorithm& algorithm, const Shape& shape, Reach reach,
+                          bool in_place, int runs) {
+  return {shape, lower(all_ranks(algorithm, shape), shape, reach), in_place, runs,
+          is_rank_order(algorithm)};
+}
+
+std::string describe(const Algorithm& algorithm, const Shape& shape) {
+  return std::string(algorithm.name) + " " + std::string(name(shape.collective)) + ", " +
+         std::to_string(shape.size) + " ranks, root " + std::to_string(shape.root) + " ";
+}
+
+class EveryAlgorithm : public testing::TestWithParam<Algorithm> {};
+
+TEST_P(EveryAlgorithm, IsRightAsWritten) {
+  for_each_shape(kMaxSize, [](const Shape& shape) {
+    for (const bool in_place : {false, true}) {
+      const VerifiedCall call = direct_call(GetParam(), shape, in_place);
+      EXPECT_EQ(verify({call, call, call}), "")
+          << describe(GetParam(), shape) << (in_place ? "in place" : "");
+    }
+  });
+}
+
+TEST_P(EveryAlgorithm, IsRightThroughScratch) {
+  for_each_shape(kMaxSize, [](const Shape& shape) {
+    VerifiedCall call = lowered_call(GetParam(), shape, Reach::scratch, false, 1);
+    for (const bool in_place : {false, true}) {
+      for (const int runs : {1, 2, 5}) {
+        call.in_place = in_place;
+        call.runs = runs;
+        // Six runs at least, so that all windows come to be used again.
+        EXPECT_EQ(verify(std::vector(runs == 1 ? 6 : 3, call)), "")
+            << describe(GetParam(), shape) << runs << " runs " << (in_place ? "in place" : "");
+      }
+    }
+  });
+}
+
+TEST_P(EveryAlgorithm, IsRightAttached) {
+  for_each_shape(kMaxSize, [](const Shape& shape) {
+    VerifiedCall call = lowered_call(GetParam(), shape, Reach::attach, false, 1);
+    for (const int runs : {1, 2, 5}) {
+      call.runs = runs;
+      EXPECT_EQ(verify(std::vector(runs == 1 ? 6 : 3, call)), "")
+          << describe(GetParam(), shape) << runs << " runs";
+    }
+  });
+}
+
+/// Attached peers read `in` itself, which an `out` in the same place overwrites. What is safe must
+/// not depend on the number of ranks or runs, or else a choice by algorithm and collective would
+/// not do.
+TEST_P(EveryAlgorithm, IsRightAttachedInPlaceWhereChunksHaveOneReader) {
+  const std::string_view row = GetParam().name;
+  const bool is_tree = row == "binomial" || row == "tree4" || row == "tree8";
+  const auto is_safe = [&](Collective collective) {
+    if (collective == Collective::reduce)
+      return true;  // only the root has an `out`, and reads its `in` itself
+    if (collective == Collective::allreduce) {
+      return row != "one_shot" && row != "recursive_doubling";
+    }
+    return is_tree;
+  };
+  for_each_shape(17, [&](const Shape& shape) {
+    VerifiedCall call = lowered_call(GetParam(), shape, Reach::attach, true, 1);
+    for (const int runs : {1, 2, 5}) {
+      call.runs = runs;
+      EXPECT_EQ(verify({call, call, call}).empty(), is_safe(shape.collective))
+          << describe(GetParam(), shape) << runs << " runs: " << verify({call, call, call});
+    }
+  });
+}
+
+TEST_P(EveryAlgorithm, FoldsAlikeHoweverItRuns) {
+  for_each_shape(kMaxSize, [](const Shape& shape) {
+    const std::vector<std::string> expected = folds(direct_call(GetParam(), shape, false));
+    const std::string what = describe(GetParam(), shape);
+    EXPECT_EQ(folds(direct_call(GetParam(), shape, true)), expected) << what;
+    EXPECT_EQ(folds(lowered_call(GetParam(), shape, Reach::scratch, false, 2)), expected) << what;
+    EXPECT_EQ(folds(lowered_call(GetParam(), shape, Reach::attach, false, 1)), expected) << what;
+  });
+}
+
+/// What TRIB_DETERMINISM=run relies on.
+TEST_P(EveryAlgorithm, FoldsLikeOthersOfItsAssociation) {
+  for_each_shape(kMaxSize, [](const Shape& shape) {
+    const std::vector<std::string> mine = folds(direct_call(GetParam(), shape, false));
+    for (const Algorithm& other : algorithms()) {
+      if (other.association != GetParam().association) continue;
+      const std::vector<std::string> theirs = folds(direct_call(other, shape, false));
+      if (mine.size() == theirs.size()) {
+        EXPECT_EQ(mine, theirs) << describe(other, shape);
+      } else {  // other chunks: then no chunk may be special
+        for (const auto* chunks : {&mine, &theirs}) {
+          EXPECT_EQ(*chunks, std::vector(chunks->size(), mine.front())) << describe(other, shape);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(EveryAlgorithm, IsRightForManyRanks) {
+  Shape shape;
+  shape.size = 128;
+  for (const Collective collective : {Collective::allreduce, Collective::reduce_scatter}) {
+    shape.collective = collective;
+    const VerifiedCall direct = direct_call(GetParam(), shape, true);
+    EXPECT_EQ(verify({direct, direct}), "") << describe(GetParam(), shape);
+    EXPECT_EQ(verify({lowered_call(GetParam(), shape, Reach::scratch, true, 1)}), "")
+        << describe(GetParam(), shape);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, EveryAlgorithm,
+                         testing::ValuesIn(algorithms().begin(), algorithms().end()),
+                         [](const auto& row) { return std::string(row.param.name); });
+
+/// Calls follow each other without meeting in between: leaves of a reduce run ahead, and find
+/// flags, scratch and windows as other calls left them.
+class EveryMixture : public testing::TestWithParam<int> {
+ protected:
+  int below(int limit) { return static_cast<int>(random_() % static_cast<unsigned>(limit)); }
+
+  /// A call that nobody has thought of.
+  VerifiedCall any_call(int size, bool is_lowered) {
+    const Algorithm& algorithm = algorithms()[below(static_cast<int>(algorithms().size()))];
+    Shape shape;
+    shape.size = size;
+    // Half of them reductions, whose ranks have the loosest ties.
+    shape.collective = static_cast<Collective>(below(2) == 0 ? 1 : below(kCollectives));
+    if (shape.collective == Collective::reduce) shape.root = below(size);
+    const bool in_place = below(2) == 0;
+    text_ += describe(algorithm, shape) + (in_place ? "in place; " : "; ");
+    if (!is_lowered) return direct_call(algorithm, shape, in_place);
+    const Reach reach = !in_place && below(2) == 0 ? Reach::attach : Reach::scratch;
+    return lowered_call(algorithm, shape, reach, in_place, 1 + below(6));
+  }
+
+  void verify_mixtures(bool is_lowered) {
+    const int size = GetParam();
+    for (int i = 0; i < 6000 / (size + 4); ++i) {
+      text_.clear();
+      std::vector<VerifiedCall> calls;
+      const int count = 3 + below(5);
+      while (static_cast<int>(calls.size()) < count) calls.push_back(any_call(size, is_lowered));
+      ASSERT_EQ(verify(calls), "") << text_;
+    }
+  }
+
+ private:
+  std::mt19937 random_{20240607};  // NOLINT: the same mixtures in every run
+  std::string text_;
+};
+
+TEST_P(EveryMixture, IsRightAsWritten) { verify_mixtures(false); }
+TEST_P(EveryMixture, IsRightLowered) { verify_mixtures(true); }
+
+INSTANTIATE_TEST_SUITE_P(Ranks, EveryMixture, testing::Values(2, 3, 4, 5, 7, 8, 13, 16, 33));
+
+TEST(Registry, HasRowsThatCanBeFound) {
+  for (const Algorithm& algorithm : algorithms()) {
+    EXPECT_EQ(find_algorithm(algorithm.name), &algorithm);
+    EXPECT_FALSE(algorithm.summary.empty());
+    EXPECT_FALSE(name(algorithm.association).empty());
+  }
+  EXPECT_EQ(find_algorithm("none"), nullptr);
+}
+
+}  // namespace
+}  // namespace trib
