@@ -489,10 +489,20 @@ class Bench {
   Part mine_{0, 0};  // the part of the result that this rank gets
 };
 
+/// For `trib run`: whether a launcher and an MPI library make one job together, or a job of one rank per process.
+int probe() {
+  int rank = 0, size = 1;
+  PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  PMPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (rank == 0) std::printf("ranks %d library %s\n", size, file_of("PMPI_Init").c_str());
+  return MPI_Finalize();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
+  if (argc == 2 && std::strcmp(argv[1], "probe") == 0) return probe();
   PMPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   int status = 0;
   try {

@@ -137,7 +137,9 @@ def mpi_title(version: str) -> str:
     if first.startswith("Open MPI v"):
         return "Open MPI " + first.removeprefix("Open MPI v").split(",", 1)[0]
     if first.startswith("Intel(R) MPI Library"):
-        return "Intel MPI " + first.removeprefix("Intel(R) MPI Library").split(" for ", 1)[0].strip()
+        return (
+            "Intel MPI " + first.removeprefix("Intel(R) MPI Library").split(" for ", 1)[0].strip()
+        )
     return first.strip() or "the MPI"
 
 
@@ -146,7 +148,9 @@ def default_mpi() -> str:
     for name in ("mpich", "openmpi", "abi"):
         if tree.program(f"trib-bench-{name}"):
             return name
-    raise UserError("the benchmark is not built: `make build` builds it; TRIB_HOME names another place")
+    raise UserError(
+        "the benchmark is not built: `make build` builds it; TRIB_HOME names another place"
+    )
 
 
 def _program(name: str) -> Path:
@@ -154,7 +158,9 @@ def _program(name: str) -> Path:
     path = tree.program(f"trib-bench-{abi}")
     if path is None:
         built = [n for n in mpi.NAMES if tree.program(f"trib-bench-{tree.ABI_OF[n]}")]
-        raise UserError(f"--mpi {name}: the benchmark was not built for it (built for: {', '.join(built) or 'none'})")
+        raise UserError(
+            f"--mpi {name}: the benchmark was not built for it (built for: {', '.join(built) or 'none'})"
+        )
     return path
 
 
@@ -177,7 +183,11 @@ def measure(job: Job, measurement: Measurement) -> Iterator[Result]:
     )
     measurement.command = argv
     process = subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=plan.full_environment()
+        argv,
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=plan.full_environment(),
     )
     assert process.stdout is not None
     ends = 0
@@ -215,7 +225,11 @@ def _result(line: dict[str, Any], begin: dict[str, Any], vendor: str) -> Result:
         return Side(library, data["algorithm"], tuple(data["time_us"]), data["wrong"])
 
     return Result(
-        line["collective"], begin["ranks"], line["bytes"], side("tributary", "tributary"), side("mpi", vendor)
+        line["collective"],
+        begin["ranks"],
+        line["bytes"],
+        side("tributary", "tributary"),
+        side("mpi", vendor),
     )
 
 

@@ -12,7 +12,7 @@ _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 14, 15, 29
 
 
-class NotElf(Exception):
+class NotElfError(Exception):
     """Not an ELF file of this kind of machine (64 bits, little-endian)."""
 
 
@@ -38,11 +38,18 @@ class Elf:
 
 @functools.lru_cache(maxsize=256)
 def read(path: Path) -> Elf:
-    """Read a file's dynamic section. Raises NotElf for anything else."""
+    """Read a file's dynamic section. Raises NotElfError for anything else."""
+    try:
+        return _read(path)
+    except struct.error as error:  # cut off
+        raise NotElfError(f"{path}: damaged") from error
+
+
+def _read(path: Path) -> Elf:
     with path.open("rb") as file:
         head = file.read(64)
         if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
-            raise NotElf(str(path))
+            raise NotElfError(str(path))
         machine = struct.unpack_from("<H", head, 18)[0]
         (phoff,) = struct.unpack_from("<Q", head, 32)
         phentsize, phnum = struct.unpack_from("<HH", head, 54)
@@ -51,7 +58,9 @@ def read(path: Path) -> Elf:
         loads: list[tuple[int, int, int]] = []
         dynamic: tuple[int, int] | None = None
         for i in range(phnum):
-            kind, _, offset, address, _, filesz = struct.unpack_from("<IIQQQQ", table, i * phentsize)
+            kind, _, offset, address, _, filesz = struct.unpack_from(
+                "<IIQQQQ", table, i * phentsize
+            )
             if kind == _PT_LOAD:
                 loads.append((address, offset, filesz))
             elif kind == _PT_DYNAMIC:
@@ -63,7 +72,7 @@ def read(path: Path) -> Elf:
             for start, offset, size in loads:
                 if start <= address < start + size:
                     return offset + address - start
-            raise NotElf(f"{path}: damaged")
+            raise NotElfError(f"{path}: damaged")
 
         file.seek(dynamic[0])
         data = file.read(dynamic[1])
@@ -76,7 +85,7 @@ def read(path: Path) -> Elf:
 
         def text(at: int) -> str:
             if strings is None:
-                raise NotElf(f"{path}: damaged")
+                raise NotElfError(f"{path}: damaged")
             file.seek(strings + at)
             return file.read(4096).split(b"\0", 1)[0].decode(errors="replace")
 
@@ -139,7 +148,7 @@ _DEFAULT_FOLDERS = tuple(
 def _is_for(candidate: Path, machine: int) -> bool:
     try:
         return candidate.is_file() and read(candidate).machine == machine
-    except (NotElf, OSError, struct.error):
+    except (NotElfError, OSError):
         return False
 
 

@@ -26,7 +26,12 @@ def read_tables(text: str) -> Times:
             collective = heading.group(1).lower()
             continue
         cells = line.split()
-        if collective in bench.COLLECTIVES and len(cells) == 5 and cells[0].isdigit() and int(cells[0]) > 0:
+        if (
+            collective in bench.COLLECTIVES
+            and len(cells) == 5
+            and cells[0].isdigit()
+            and int(cells[0]) > 0
+        ):
             times[collective, int(cells[0])] = float(cells[3])
     return times
 
@@ -98,7 +103,9 @@ def compare(
             settings = {"TRIB_STATS": "1"} if with_tributary else {}
             plan = mpi.plan(program, ranks, "intel", settings=settings, preload=with_tributary)
             argv = plan.argv([str(program), *arguments])
-            say(f"IMB-MPI1 {'with' if with_tributary else 'without'} Tributary, run {turn + 1} of {runs}")
+            say(
+                f"IMB-MPI1 {'with' if with_tributary else 'without'} Tributary, run {turn + 1} of {runs}"
+            )
             done = subprocess.run(
                 argv,
                 capture_output=True,
@@ -109,7 +116,9 @@ def compare(
             )
             if done.returncode != 0:
                 tail = (done.stdout + done.stderr).strip()[-2000:]
-                raise UserError(f"IMB-MPI1 ended with status {done.returncode}:\n{tail}\n{' '.join(argv)}")
+                raise UserError(
+                    f"IMB-MPI1 ended with status {done.returncode}:\n{tail}\n{' '.join(argv)}"
+                )
             times = read_tables(done.stdout)
             if not times:
                 raise UserError(f"IMB-MPI1 printed no table: {' '.join(argv)}")

@@ -31,7 +31,6 @@ _SONAMES = {
     "openmpi": re.compile(r"libmpi\.so\.[234]0"),
     "abi": re.compile(r"libmpi_abi\.so\.\d+"),
 }
-_LIBRARY_OF = {"mpich": "libmpi.so.12", "openmpi": "libmpi.so.40", "abi": "libmpi_abi.so.1"}
 # What the libraries and launchers say of themselves.
 _SIGNATURES = (
     ("intel", b"Intel(R) MPI Library"),
@@ -47,11 +46,14 @@ _SIGNATURES = (
 @functools.cache
 def vendor_of_library(path: Path) -> str | None:
     """Whose libmpi a file is: mpich, intel or openmpi."""
-    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for vendor, text in _SIGNATURES:
-                if data.find(text) >= 0:
-                    return vendor
+    with (
+        contextlib.suppress(OSError, ValueError),
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        for vendor, text in _SIGNATURES:
+            if data.find(text) >= 0:
+                return vendor
     return None
 
 
@@ -171,7 +173,7 @@ class Linked:
     library: Path | None = None  # the libmpi it would load now
     why: str = ""  # how we know, or why we do not
     is_python: bool = False
-    is_fixed: bool = False  # its DT_RPATH decides, whatever LD_LIBRARY_PATH says
+    mpi4py: frozenset[str] = frozenset()  # the ABIs that a Python's mpi4py has modules for
 
     @property
     def vendor(self) -> str | None:
@@ -188,7 +190,9 @@ def _from_elf(program: Path, library_path: str | None = None) -> Linked | None:
         )
     for soname, path in loaded.items():
         if soname.startswith("libmpi_ilp64"):
-            raise UserError(f"{program} is linked with {soname} (64-bit MPI_INTEGER), which is not supported")
+            raise UserError(
+                f"{program} is linked with {soname} (64-bit MPI_INTEGER), which is not supported"
+            )
         for abi, pattern in _SONAMES.items():
             if pattern.fullmatch(soname):
                 return Linked(program, abi, path, f"linked with {soname}")
@@ -206,7 +210,7 @@ def _python_program(program: Path) -> Linked:
     ]
     abis: dict[str, Linked] = {}
     for module in modules:
-        with contextlib.suppress(elf.NotElf, OSError):
+        with contextlib.suppress(elf.NotElfError, OSError):
             linked = _from_elf(module)
             if linked and linked.abi:
                 abis[linked.abi] = Linked(
@@ -214,7 +218,15 @@ def _python_program(program: Path) -> Linked:
                 )
     if len(modules) == 1 and len(abis) == 1:
         return next(iter(abis.values()))
-    return Linked(program, why="a Python program: mpi4py takes the MPI that it finds", is_python=True)
+    of_module = {"mpich": "mpich", "openmpi": "openmpi", "mpiabi": "abi"}
+    return Linked(
+        program,
+        why="a Python program: mpi4py takes the MPI that it finds",
+        is_python=True,
+        mpi4py=frozenset(
+            of_module[n] for n in (m.name.split(".")[1] for m in modules) if n in of_module
+        ),
+    )
 
 
 def find_program(command: str) -> Path:
@@ -246,7 +258,7 @@ def linked_with(program: Path) -> Linked:
         return Linked(program, why="a script, whose MPI cannot be told from its file")
     try:
         linked = _from_elf(program)
-    except elf.NotElf:
+    except elf.NotElfError:
         return Linked(program, why="neither an ELF program nor a script")
     if linked is None:
         return Linked(program, why="not linked with an MPI library (it may load one later)")
@@ -299,6 +311,10 @@ def choose_vendor(linked: Linked, name: str | None) -> tuple[str, str]:
     if linked.abi is None:
         if name:
             abi = tree.ABI_OF[name]
+            if linked.mpi4py and abi not in linked.mpi4py:
+                raise UserError(
+                    f"--mpi {name}: mpi4py of {linked.program} is built for {', '.join(sorted(linked.mpi4py))} only"
+                )
             return abi, "mpich" if name == "abi" else name
         if on_path():
             vendor = on_path()[0].vendor
@@ -319,7 +335,11 @@ def choose_vendor(linked: Linked, name: str | None) -> tuple[str, str]:
             if wheel(vendor):
                 return linked.abi, vendor
         return linked.abi, "openmpi" if linked.abi == "openmpi" else "mpich"
-    accepted = {"mpich": ("mpich", "intel"), "openmpi": ("openmpi",), "abi": ("abi", "mpich", "intel")}
+    accepted = {
+        "mpich": ("mpich", "intel"),
+        "openmpi": ("openmpi",),
+        "abi": ("abi", "mpich", "intel"),
+    }
     if name not in accepted[linked.abi]:
         where = f" ({linked.library})" if linked.library else ""
         raise UserError(
@@ -331,29 +351,53 @@ def choose_vendor(linked: Linked, name: str | None) -> tuple[str, str]:
     return linked.abi, name
 
 
+def _launches(launcher: str, vendor: str) -> bool:
+    """Whether an mpiexec of one vendor makes a job of another's processes: MPICH's and Intel's speak the same PMI."""
+    return launcher == vendor or {launcher, vendor} == {"mpich", "intel"}
+
+
 def _find_launcher(linked: Linked, vendor: str, chosen: str | None) -> Installation:
     """The mpiexec of the program's own MPI: the one beside its library, on PATH, or from PyPI."""
     if chosen:
         which = shutil.which(chosen)
         if which is None:
-            raise UserError(f"--launcher: {chosen}: no such program (accepted: mpiexec, srun, or a path)")
+            raise UserError(
+                f"--launcher: {chosen}: no such program (accepted: mpiexec, srun, or a path)"
+            )
         known = launcher_version(Path(which))
         if known is None:
-            raise UserError(f"--launcher: {which} does not say whose it is when asked with --version")
-        if known[0] != vendor:
-            raise UserError(_refusal(linked, vendor, Installation(known[0], Path(which).parent.parent, None, Path(which), known[1], "PATH")))
-        return Installation(known[0], Path(which).parent.parent, None, Path(which), known[1], "--launcher")
+            raise UserError(
+                f"--launcher: {which} does not say whose it is when asked with --version"
+            )
+        named = Installation(
+            known[0], Path(which).parent.parent, None, Path(which), known[1], "--launcher"
+        )
+        if not _launches(known[0], vendor):
+            raise UserError(_refusal(linked, vendor, named))
+        return named
     candidates: list[Installation] = []
     if linked.library and linked.vendor == vendor:
         beside = linked.library.resolve().parent.parent / "bin" / "mpiexec"
         if beside.is_file() and beside.parent != Path("/usr/bin"):
             known = launcher_version(beside)
             if known and known[0] == vendor:
-                candidates.append(Installation(vendor, beside.parent.parent, linked.library, beside, known[1], "beside its library"))
+                candidates.append(
+                    Installation(
+                        vendor,
+                        beside.parent.parent,
+                        linked.library,
+                        beside,
+                        known[1],
+                        "beside its library",
+                    )
+                )
     elif (installed := wheel(vendor)) is not None and installed.mpiexec:
-        candidates.append(installed)  # the library will be the wheel's, too
+        is_first_on_path = bool(on_path()) and on_path()[0].vendor == vendor
+        if linked.abi is not None or not is_first_on_path:
+            candidates.append(installed)  # the library will be the wheel's, too
     candidates += [one for one in on_path() if one.vendor == vendor]
     candidates += [one for one in wheels() if one.vendor == vendor and one.mpiexec]
+    candidates += [one for one in on_path() if _launches(one.vendor, vendor)]
     if candidates:
         return candidates[0]
     if on_path():
@@ -363,6 +407,44 @@ def _find_launcher(linked: Linked, vendor: str, chosen: str | None) -> Installat
         f"there is no mpiexec of {TITLES[vendor]}, neither on PATH nor in {Path(sys.prefix) / 'mpi'}. "
         f"Load its module, or: pip install {package}"
     )
+
+
+def _check_makes_one_job(made: Plan) -> None:
+    """Where launcher and library come from different places, let two processes of ours try it: N singletons would each
+    run the whole program, and nothing would say so."""
+    library, installation = made.linked.library, made.installation
+    bench = tree.program(f"trib-bench-{made.abi}")
+    if library is None or installation is None or bench is None or installation.mpiexec is None:
+        return
+    if installation.prefix.resolve() in library.resolve().parents:
+        return
+    if (
+        installation.origin == "PATH"
+        and installation.prefix == Path("/usr")
+        and library.is_relative_to("/lib")
+    ):
+        return
+    environment = {**made.rank_environment, "LD_LIBRARY_PATH": str(library.parent)}
+    environment.pop("LD_PRELOAD", None)
+    words = [f"{name}={value}" for name, value in environment.items()]
+    try:
+        done = subprocess.run(
+            [*_mpiexec_command(installation, 2), "env", *words, bench, "probe"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=made.full_environment(),
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    alone = re.findall(r"^ranks 1 library (.*)$", done.stdout, re.MULTILINE)
+    if len(alone) == 2 and Path(alone[0]).resolve() == library.resolve():
+        raise UserError(
+            f"{installation.mpiexec} ({installation.title}) starts processes of {library} as jobs of one rank each, "
+            "not as one job. Name the mpiexec of that library with --launcher PATH, or leave --launcher out"
+        )
 
 
 def _refusal(linked: Linked, vendor: str, other: Installation) -> str:
@@ -412,12 +494,17 @@ def plan(
         made.installation = _find_launcher(linked, vendor, chosen)
         made.command = _mpiexec_command(made.installation, ranks)
     _use_runtime(made)
+    _check_makes_one_job(made)
     return made
 
 
 def _check_pmi(made: Plan) -> None:
     """Start each rank through a look at what srun gave it: without a PMI that the MPI understands, it would be alone."""
-    variables = "$PMIX_RANK" if made.vendor == "openmpi" else "$PMI_RANK$PMI_FD$PMI_PORT$PMIX_RANK$PMI_JOBID"
+    variables = (
+        "$PMIX_RANK"
+        if made.vendor == "openmpi"
+        else "$PMI_RANK$PMI_FD$PMI_PORT$PMIX_RANK$PMI_JOBID"
+    )
     advice = "pmix" if made.vendor == "openmpi" else "pmi2"
     script = (
         f'if [ -z "{variables}" ] && [ "${{SLURM_STEP_NUM_TASKS:-1}}" -gt 1 ]; then '
@@ -445,37 +532,72 @@ def _mpiexec_command(installation: Installation, ranks: int | None) -> list[str]
 def _use_runtime(made: Plan) -> None:
     """Variables that make the program load the chosen vendor's library where it would not by itself."""
     linked = made.linked
-    if linked.library and linked.vendor == made.vendor and _wheel_of(linked.library) is None:
-        return  # the system's own: found by the loader
-    installed = _wheel_of(linked.library) if linked.vendor == made.vendor else None
-    installed = installed or wheel(made.vendor)
-    if linked.abi is None and not (made.installation and made.installation.origin == "PyPI"):
-        installed = None  # whatever the system's loader finds
+    if linked.abi is None:
+        _use_runtime_of_launcher(made)
+        return
+    installed = _wheel_of(linked.library) if linked.vendor == made.vendor else wheel(made.vendor)
     if installed is None:
-        if linked.abi is not None and linked.library is None:
+        if linked.library is None:
             raise UserError(
                 f"{linked.program} is {linked.why}, which is not found; set LD_LIBRARY_PATH to its folder"
             )
+        if linked.vendor != made.vendor:
+            raise UserError(
+                f"--mpi {made.vendor}: it is not here; {linked.program} would load {linked.library}"
+            )
+        return  # the system's own: found by the loader
+    if linked.vendor != made.vendor:
+        again = _from_elf(linked.program, _with_folder(installed))
+        if again and again.vendor != made.vendor:
+            raise UserError(
+                f"{linked.program} always loads {again.library}, by its DT_RPATH: "
+                f"it cannot be run with {TITLES[made.vendor]}"
+            )
+        made.rank_environment["LD_LIBRARY_PATH"] = _with_folder(installed)
+    _use_root(made, installed)
+
+
+def _use_runtime_of_launcher(made: Plan) -> None:
+    """A script, or a Python program: have it find the MPI that the launcher belongs to."""
+    installation = made.installation
+    if installation is None:
         return
-    if linked.vendor != made.vendor or linked.abi is None:
-        folder = str(installed.prefix / "lib")
-        path = os.environ.get("LD_LIBRARY_PATH", "")
-        if linked.abi is not None:
-            again = _from_elf(linked.program, f"{folder}:{path}")
-            if again and again.vendor != made.vendor:
-                raise UserError(
-                    f"{linked.program} always loads {again.library}, by its DT_RPATH: "
-                    f"it cannot be run with {TITLES[made.vendor]}"
-                )
-        made.rank_environment["LD_LIBRARY_PATH"] = f"{folder}:{path}" if path else folder
-    if linked.is_python and linked.abi is None:
+    if installation.origin == "PyPI":
+        made.rank_environment["LD_LIBRARY_PATH"] = _with_folder(installation)
+        _use_root(made, installation)
+    if made.linked.is_python:
         # mpi4py looks for libmpi in several places: name it.
-        made.rank_environment["MPI4PY_LIBMPI"] = str(installed.prefix / "lib" / _LIBRARY_OF[made.abi])
+        library = _library_of(installation, made.abi)
+        if library:
+            made.rank_environment.setdefault("MPI4PY_LIBMPI", str(library))
         if made.abi == "abi":
             made.rank_environment["MPI4PY_MPIABI"] = "mpiabi"
+
+
+def _library_of(installation: Installation, abi: str) -> Path | None:
+    """The libmpi that an mpiexec belongs to, looked for below its prefix."""
+    folders = [installation.prefix / lib for lib in ("lib", "lib64")]
+    if installation.prefix == Path("/usr"):
+        folders += [Path("/lib/x86_64-linux-gnu"), Path("/lib/aarch64-linux-gnu")]
+    for folder in folders:
+        for path in sorted(folder.glob("libmpi*.so.*")):
+            if (
+                _SONAMES[abi].fullmatch(path.name)
+                and vendor_of_library(path) == installation.vendor
+            ):
+                return path
+    return None
+
+
+def _with_folder(installation: Installation) -> str:
+    folder, path = str(installation.prefix / "lib"), os.environ.get("LD_LIBRARY_PATH", "")
+    return f"{folder}:{path}" if path else folder
+
+
+def _use_root(made: Plan, installation: Installation) -> None:
     if made.vendor == "intel":
-        made.environment["I_MPI_ROOT"] = str(installed.prefix)
-        made.rank_environment["I_MPI_ROOT"] = str(installed.prefix)
+        made.environment["I_MPI_ROOT"] = str(installation.prefix)
+        made.rank_environment["I_MPI_ROOT"] = str(installation.prefix)
 
 
 def _wheel_of(library: Path | None) -> Installation | None:

@@ -74,7 +74,14 @@ def draw(
         ):
             known = [(x, y) for x, y in values if y is not None]
             if known:
-                upper.plot(*zip(*known, strict=True), color=colour, marker=marker, ms=3.5, lw=1.6, label=label)
+                upper.plot(
+                    *zip(*known, strict=True),
+                    color=colour,
+                    marker=marker,
+                    ms=3.5,
+                    lw=1.6,
+                    label=label,
+                )
         for size, before, after in (others or {}).get(panel.title, ()):
             upper.plot(size, before, color=THEIRS, marker="x", ms=4, lw=0, alpha=0.6)
             upper.plot(size, after, color=OURS, marker="x", ms=4, lw=0, alpha=0.6)

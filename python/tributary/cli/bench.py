@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tributary import bench, mpi, plot, tree
-from tributary.cli import arguments
+from tributary.cli import arguments, output
 from tributary.errors import UserError
 
 HELP = "measure reductions, against the MPI's own"
@@ -56,16 +56,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     arguments.add_job_arguments(parser)
     add = parser.add_argument
-    add("--sizes", metavar="LIST", default="4:16M", help="bytes, FIRST:LAST[:FACTOR] or a list (default: 4:16M)")
-    add("--dtype", metavar="TYPE", default="float", help="element type (default: float; trib info lists them)")
+    add(
+        "--sizes",
+        metavar="LIST",
+        default="4:16M",
+        help="bytes, FIRST:LAST[:FACTOR] or a list (default: 4:16M)",
+    )
+    add(
+        "--dtype",
+        metavar="TYPE",
+        default="float",
+        help="element type (default: float; trib info lists them)",
+    )
     add("--op", metavar="OP", default="sum", help="operator (default: sum)")
     add("--root", metavar="RANK", type=int, default=0, help="root of reduce (default: 0)")
     add("--memory", metavar="KIND", default="host", help="where the buffers are: host (default)")
-    add("--algorithm", metavar="NAME", default=None, help="Tributary's algorithm (default: by its table)")
-    add("--compare", metavar="WHAT", default="mpi", help="mpi (default): the MPI's own as well; none")
-    add("--check", action=argparse.BooleanOptionalAction, default=True, help="compare results with a reference (default)")
-    add("--repeats", metavar="N", type=arguments.positive, default=5, help="interleaved repeats (default: 5)")
-    add("--batch-ms", metavar="MS", type=float, default=25, help="time of a batch of calls (default: 25)")
+    add(
+        "--algorithm",
+        metavar="NAME",
+        default=None,
+        help="Tributary's algorithm (default: by its table)",
+    )
+    add(
+        "--compare",
+        metavar="WHAT",
+        default="mpi",
+        help="mpi (default): the MPI's own as well; none",
+    )
+    add(
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compare results with a reference (default)",
+    )
+    add(
+        "--repeats",
+        metavar="N",
+        type=arguments.positive,
+        default=5,
+        help="interleaved repeats (default: 5)",
+    )
+    add(
+        "--batch-ms",
+        metavar="MS",
+        type=float,
+        default=25,
+        help="time of a batch of calls (default: 25)",
+    )
     add("--json", metavar="FILE", type=Path, help="write the measurements, with the environment")
     add("--plot", metavar="FILE", type=Path, help="draw them (.png, .svg, .pdf)")
 
@@ -119,9 +156,18 @@ def measure_with_progress(job: bench.Job) -> bench.Measurement:
     measurement = bench.Measurement(job)
     collectives = len(bench.COLLECTIVES) if job.collective == "all" else 1
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"{job.mpi}, {job.ranks} ranks", total=len(job.sizes) * collectives)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task(
+            f"{job.mpi}, {job.ranks} ranks", total=len(job.sizes) * collectives
+        )
         for result in bench.measure(job, measurement):
             text = f"{result.collective} {arguments.bytes_text(result.bytes)}B"
             if result.tributary:
@@ -136,7 +182,7 @@ def measure_with_progress(job: bench.Job) -> bench.Measurement:
 
 def table(results: list[bench.Result], title: str, mpi_title: str) -> Table:
     """One collective."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    made = output.table(title)
     made.add_column("bytes", justify="right", no_wrap=True)
     both = any(r.tributary for r in results) and any(r.mpi for r in results)
     if any(r.mpi for r in results):
@@ -155,15 +201,27 @@ def table(results: list[bench.Result], title: str, mpi_title: str) -> Table:
         if side is None:
             continue
         cells = [arguments.bytes_text(r.bytes)]
-        cells += [arguments.time_text(r.mpi.time_us) if r.mpi else "-"] if any(x.mpi for x in results) else []
+        cells += (
+            [arguments.time_text(r.mpi.time_us) if r.mpi else "-"]
+            if any(x.mpi for x in results)
+            else []
+        )
         cells += [arguments.time_text(r.tributary.time_us)] if r.tributary else []
         if both:
             colour = "red" if r.passes is False else "green" if (r.ratio or 0) >= 1 else "yellow"
             cells += (
-                [f"[{colour}]{r.ratio:.2f}[/]", f"{min(r.ratios):.2f} - {max(r.ratios):.2f}"] if r.ratio else ["-", "-"]
+                [f"[{colour}]{r.ratio:.2f}[/]", f"{min(r.ratios):.2f} - {max(r.ratios):.2f}"]
+                if r.ratio
+                else ["-", "-"]
             )
         wrong = [s.wrong for s in (r.tributary, r.mpi) if s and s.wrong is not None]
-        text = "-" if not wrong else str(side.wrong) if not any(wrong) else f"[red]{' / '.join(map(str, wrong))}[/]"
+        text = (
+            "-"
+            if not wrong
+            else str(side.wrong)
+            if not any(wrong)
+            else f"[red]{' / '.join(map(str, wrong))}[/]"
+        )
         cells += [f"{r.algbw(side):.2f}", f"{r.busbw(side):.2f}", text, side.algorithm]
         made.add_row(*cells)
     return made
@@ -191,10 +249,16 @@ def report(measurement: bench.Measurement, console: Console) -> None:
             title = f"MPI_{collective.capitalize()}, {begin['ranks']} ranks, {begin['dtype']} {begin['op']}"
             console.print(table(results, title, measurement.mpi_title))
     if not begin.get("preload"):
-        console.print("[yellow]Tributary's preload library is not built: these are the MPI's times alone.[/]")
-    unserved = {r.collective for r in measurement.results if r.tributary and r.tributary.algorithm == "mpi"}
+        console.print(
+            "[yellow]Tributary's preload library is not built: these are the MPI's times alone.[/]"
+        )
+    unserved = {
+        r.collective for r in measurement.results if r.tributary and r.tributary.algorithm == "mpi"
+    }
     if unserved:
-        console.print(f"[yellow]Tributary left these calls to the MPI: {', '.join(sorted(unserved))}.[/]")
+        console.print(
+            f"[yellow]Tributary left these calls to the MPI: {', '.join(sorted(unserved))}.[/]"
+        )
     for note in measurement.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
     if begin.get("is_oversubscribed"):
@@ -209,7 +273,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Measure, print, write; 1 if results were wrong."""
     job = job_of(parsed)
     measurement = measure_with_progress(job)
-    console = Console(highlight=False)
+    console = output.console()
     report(measurement, console)
     if parsed.json:
         parsed.json.parent.mkdir(parents=True, exist_ok=True)

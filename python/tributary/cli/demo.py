@@ -15,11 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from tributary import bench, imb, plot, tree
-from tributary.cli import arguments
+from tributary.cli import arguments, output
 from tributary.cli.bench import measure_with_progress, verdict
 
 HELP = "an MPI benchmark that is not ours, without and with Tributary"
@@ -27,15 +26,35 @@ HELP = "an MPI benchmark that is not ours, without and with Tributary"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add where and how long."""
-    parser.add_argument("-n", "--ranks", metavar="N", type=arguments.positive, default=2, help="number of ranks (default: 2)")
-    parser.add_argument("--sizes", metavar="LIST", default="4:16M:4", help="bytes, as in trib bench (default: 4:16M:4)")
-    parser.add_argument("--runs", metavar="N", type=arguments.positive, default=5, help="runs of IMB of each kind (default: 5)")
-    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("out"), help="where files go (default: out)")
+    parser.add_argument(
+        "-n",
+        "--ranks",
+        metavar="N",
+        type=arguments.positive,
+        default=2,
+        help="number of ranks (default: 2)",
+    )
+    parser.add_argument(
+        "--sizes",
+        metavar="LIST",
+        default="4:16M:4",
+        help="bytes, as in trib bench (default: 4:16M:4)",
+    )
+    parser.add_argument(
+        "--runs",
+        metavar="N",
+        type=arguments.positive,
+        default=5,
+        help="runs of IMB of each kind (default: 5)",
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, default=Path("out"), help="where files go (default: out)"
+    )
 
 
 def _table(compared: imb.Comparison, measured: bench.Measurement) -> Table:
     title = measured.mpi_title
-    table = Table(header_style="bold", title_justify="left")
+    table = output.table()
     table.add_column("bytes", justify="right", no_wrap=True)
     for heading in (
         f"IMB-MPI1\n{title}\nus",
@@ -51,11 +70,20 @@ def _table(compared: imb.Comparison, measured: bench.Measurement) -> Table:
     for collective in bench.COLLECTIVES:
         table.add_section()
         table.add_row(f"[bold]{collective}[/]")
-        for size in sorted({key[1] for key in (*compared.without, *points) if key[0] == collective}):
+        for size in sorted(
+            {key[1] for key in (*compared.without, *points) if key[0] == collective}
+        ):
             cells = [arguments.bytes_text(size)]
-            before, after = compared.without.get((collective, size)), compared.with_tributary.get((collective, size))
+            before, after = (
+                compared.without.get((collective, size)),
+                compared.with_tributary.get((collective, size)),
+            )
             if before and after:
-                cells += [arguments.time_text(before), arguments.time_text(after), _ratio(before / after)]
+                cells += [
+                    arguments.time_text(before),
+                    arguments.time_text(after),
+                    _ratio(before / after),
+                ]
             else:
                 cells += ["", "", ""]
             r = points.get((collective, size))
@@ -80,9 +108,13 @@ def served_in_words(found: imb.Statistics) -> list[str]:
     lines = []
     for collective, algorithms in found.served.items():
         how = ", ".join(f"{calls:,} by {algorithm}" for algorithm, calls in algorithms.items())
-        lines.append(f"MPI_{collective.capitalize()}: Tributary served {sum(algorithms.values()):,} calls per rank ({how}).")
+        lines.append(
+            f"MPI_{collective.capitalize()}: Tributary served {sum(algorithms.values()):,} calls per rank ({how})."
+        )
     if found.served and not found.left:
-        lines.append("No reduction was left to the MPI; everything else (barriers, broadcasts, messages) is the MPI's as ever.")
+        lines.append(
+            "No reduction was left to the MPI; everything else (barriers, broadcasts, messages) is the MPI's as ever."
+        )
     for reason, calls in found.left.items():
         lines.append(f"Left to the MPI: {calls:,} calls per rank ({reason}).")
     if not found.served:
@@ -104,9 +136,7 @@ def run(parsed: argparse.Namespace) -> int:
     job = bench.Job("all", parsed.ranks, sizes, mpi="intel")
     measured = measure_with_progress(job)
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=120)
+    console = output.console()
     where = bench.environment(measured)
     console.print()
     console.print(
@@ -130,7 +160,11 @@ def run(parsed: argparse.Namespace) -> int:
         measured.mpi_title,
         {
             f"MPI_{collective.capitalize()}": [
-                (size, compared.without[collective, size], compared.with_tributary[collective, size])
+                (
+                    size,
+                    compared.without[collective, size],
+                    compared.with_tributary[collective, size],
+                )
                 for name, size in sorted(compared.without)
                 if name == collective and (name, size) in compared.with_tributary
             ]
@@ -139,11 +173,20 @@ def run(parsed: argparse.Namespace) -> int:
     )
     document = bench.document(measured)
     document["imb"] = [
-        {"collective": name, "bytes": size, "without_us": before, "with_us": compared.with_tributary.get((name, size))}
+        {
+            "collective": name,
+            "bytes": size,
+            "without_us": before,
+            "with_us": compared.with_tributary.get((name, size)),
+        }
         for (name, size), before in compared.without.items()
     ]
     data.write_text(json.dumps(document, indent=1) + "\n")
-    console.print(f"picture: {picture}   measurements: {data}   IMB's own output: {parsed.out}/imb-*.txt")
-    console.print(f"Try it on your program: .venv/bin/trib run -n {parsed.ranks} --stats -- ./your-program")
+    console.print(
+        f"picture: {picture}   measurements: {data}   IMB's own output: {parsed.out}/imb-*.txt"
+    )
+    console.print(
+        f"Try it on your program: .venv/bin/trib run -n {parsed.ranks} --stats -- ./your-program"
+    )
     say(f"done in {time.monotonic() - start:.0f} s")
     return 1 if measured.wrong else 0

@@ -19,7 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tributary import mpi, tree
+from tributary.cli import output
 from tributary.errors import UserError
+
+_FAMILIES = {"mpich": "MPICH, Intel MPI", "openmpi": "Open MPI", "abi": "MPI-5 standard ABI"}
 
 HELP = "say what is here: MPIs, settings, algorithms, types"
 
@@ -61,28 +64,57 @@ def everything() -> dict[str, Any]:
 
 def _markdown(header: list[str], rows: list[list[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
 def sections(data: dict[str, Any]) -> dict[str, str]:
     """The tables of the documentation, by name. Nothing in them depends on the machine."""
     settings = [
-        [f"`{s['variable']}`", s["accepted"], f"`{s['default']}`", "all ranks take rank 0's" if s["is_shared"] else "each rank's own", s["help"]]
+        [
+            f"`{s['variable']}`",
+            s["accepted"],
+            f"`{s['default']}`",
+            "all ranks take rank 0's" if s["is_shared"] else "each rank's own",
+            s["help"],
+        ]
         for s in data["settings"]
     ]
     algorithms = [
-        [f"`{a['name']}`", a["summary"], a["steps"], a["bytes"], a["association"].replace("_", " "), a["source"]]
+        [
+            f"`{a['name']}`",
+            a["summary"],
+            a["steps"],
+            a["bytes"],
+            a["association"].replace("_", " "),
+            a["source"],
+        ]
         for a in data["algorithms"]
     ]
     operators = data["operators"]
     types = [
-        [f"`{t['name']}`", str(t["bytes"]), *("x" if t["name"] in operators[op] else "" for op in operators)]
+        [
+            f"`{t['name']}`",
+            str(t["bytes"]),
+            *("x" if t["name"] in operators[op] else "" for op in operators),
+        ]
         for t in data["dtypes"]
     ]
     return {
-        "settings": _markdown(["variable", "accepted", "default", "whose", "what it does"], settings),
+        "settings": _markdown(
+            ["variable", "accepted", "default", "whose", "what it does"], settings
+        ),
         "algorithms": _markdown(
-            ["name", "what it does", "steps", "bytes a rank takes in", "association", "described by"], algorithms
+            [
+                "name",
+                "what it does",
+                "steps",
+                "bytes a rank takes in",
+                "association",
+                "described by",
+            ],
+            algorithms,
         ),
         "types": _markdown(["type", "bytes", *operators], types),
     }
@@ -119,34 +151,48 @@ def _write_pages(target: Path, data: dict[str, Any]) -> None:
 
 
 def _print(data: dict[str, Any], console: Console) -> None:
-    console.print(f"[bold]Tributary {data['version']}[/]")
+    console.print(f"[bold]Tributary {data['version']}[/]\n")
 
     def table(title: str, *columns: str) -> Table:
-        made = Table(*columns, title=title, title_justify="left", title_style="bold", header_style="bold")
+        made = output.table(title)
+        for column in columns:
+            made.add_column(column, overflow="fold")
         made.columns[0].no_wrap = True
         return made
 
-    mpis = table("MPIs found", "name", "version", "from", "mpiexec", "preload library")
+    mpis = table("MPIs found", "name", "version", "from", "mpiexec")
     for one in data["mpis"]:
-        mpis.add_row(one["name"], one["version"], one["origin"], one["mpiexec"] or "-", one["preload"] or "not built")
+        mpis.add_row(one["name"], one["version"], one["origin"], one["mpiexec"] or "-")
     console.print(mpis if data["mpis"] else "No MPI was found, neither on PATH nor from PyPI.")
+    libraries = table("Preload libraries", "for", "path")
+    for abi, path in data["preload"].items():
+        libraries.add_row(_FAMILIES[abi], path or "not built")
+    console.print(libraries)
     backends = table("Backends", "name", "what it found")
     for one in data["backends"]:
         backends.add_row(one["name"], one["description"])
     console.print(backends)
-    settings = table("Settings", "variable", "value", "default", "origin", "accepted", "what it does")
+    settings = table(
+        "Settings", "variable", "value", "default", "origin", "accepted", "what it does"
+    )
     for one in data["settings"]:
         value = one["value"] if one["origin"] == "default" else f"[bold yellow]{one['value']}[/]"
-        settings.add_row(one["variable"], value, one["default"], one["origin"], one["accepted"], one["help"])
+        settings.add_row(
+            one["variable"], value, one["default"], one["origin"], one["accepted"], one["help"]
+        )
     console.print(settings)
-    algorithms = table("Algorithms (p ranks, n bytes)", "name", "what it does", "steps", "bytes", "association")
+    algorithms = table(
+        "Algorithms (p ranks, n bytes)", "name", "what it does", "steps", "bytes a rank takes in"
+    )
     for one in data["algorithms"]:
-        algorithms.add_row(one["name"], one["summary"], one["steps"], one["bytes"], one["association"])
+        algorithms.add_row(one["name"], one["summary"], one["steps"], one["bytes"])
     console.print(algorithms)
     operators = data["operators"]
     types = table("Operators on types", "type", *operators)
     for one in data["dtypes"]:
-        types.add_row(one["name"], *("x" if one["name"] in operators[op] else "" for op in operators))
+        types.add_row(
+            one["name"], *("x" if one["name"] in operators[op] else "" for op in operators)
+        )
     console.print(types)
 
 
@@ -161,5 +207,5 @@ def run(parsed: argparse.Namespace) -> int:
     elif parsed.markdown:
         _write_pages(Path(parsed.markdown), data)
     else:
-        _print(data, Console(highlight=False))
+        _print(data, output.console())
     return 0

