@@ -126,25 +126,25 @@ template <class T, int W>
 constexpr bool has_half_instructions = false;
 #endif
 #ifdef __F16C__
-[[gnu::always_inline]] inline void load_halves(Tile<float, 4>& tile, const Bytes* from) {
+[[maybe_unused, gnu::always_inline]] inline void load_halves(Tile<float, 4>& tile, const Bytes* from) {
   _mm_storeu_ps(tile.lane, _mm_cvtph_ps(_mm_loadu_si64(from)));
 }
-[[gnu::always_inline]] inline void store_halves(Bytes* to, const Tile<float, 4>& tile) {
+[[maybe_unused, gnu::always_inline]] inline void store_halves(Bytes* to, const Tile<float, 4>& tile) {
   _mm_storeu_si64(to, _mm_cvtps_ph(_mm_loadu_ps(tile.lane), _MM_FROUND_TO_NEAREST_INT));
 }
-[[gnu::always_inline]] inline void load_halves(Tile<float, 8>& tile, const Bytes* from) {
+[[maybe_unused, gnu::always_inline]] inline void load_halves(Tile<float, 8>& tile, const Bytes* from) {
   _mm256_storeu_ps(tile.lane, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
-[[gnu::always_inline]] inline void store_halves(Bytes* to, const Tile<float, 8>& tile) {
+[[maybe_unused, gnu::always_inline]] inline void store_halves(Bytes* to, const Tile<float, 8>& tile) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
                    _mm256_cvtps_ph(_mm256_loadu_ps(tile.lane), _MM_FROUND_TO_NEAREST_INT));
 }
 #endif
 #ifdef __AVX512F__
-[[gnu::always_inline]] inline void load_halves(Tile<float, 16>& tile, const Bytes* from) {
+[[maybe_unused, gnu::always_inline]] inline void load_halves(Tile<float, 16>& tile, const Bytes* from) {
   _mm512_storeu_ps(tile.lane, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 }
-[[gnu::always_inline]] inline void store_halves(Bytes* to, const Tile<float, 16>& tile) {
+[[maybe_unused, gnu::always_inline]] inline void store_halves(Bytes* to, const Tile<float, 16>& tile) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
                       _mm512_cvtps_ph(_mm512_loadu_ps(tile.lane), _MM_FROUND_TO_NEAREST_INT));
 }
