@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The functions that registry.cpp lists, each described in the file that has its name, and what
-// several of them share.
+// The functions that registry.cpp lists, and what several of them share. Each is described in the
+// file that has its name.
 //
-// All are written for ranks that read and write each other's buffers, and follow two rules. Entry:
-// a rank's `in` and `out` are touched only after it signalled, directly or through others, that it
-// is in the call. Exit: a rank stays in the call until its peers have signalled that they no longer
-// touch its memory. Next: one_shot.cpp, the shortest.
+// All are written for ranks that read and write each other's buffers, and follow two rules:
+// - Entry: a rank's `in` and `out` are touched only after it signalled, directly or through others,
+//   that it is in the call.
+// - Exit: a rank stays in the call until its peers have signalled, likewise, that they no longer
+//   touch its memory.
+//
+// Next: one_shot.cpp, the shortest.
 #pragma once
 
 #include <vector>
@@ -23,8 +26,7 @@ Schedule binomial(const Shape& shape);
 Schedule tree4(const Shape& shape);
 Schedule tree8(const Shape& shape);
 
-/// All ranks but this one. Starts behind it, so that the ranks do not all turn to the same peer
-/// first.
+/// All ranks but this one, starting behind it: so the ranks do not all turn to one peer first.
 inline std::vector<int> peers_of(const Shape& shape) {
   std::vector<int> peers;
   for (int i = 1; i < shape.size; ++i) peers.push_back(wrap(shape.rank + i, shape.size));
@@ -38,8 +40,7 @@ inline std::vector<Location> every_in(const Shape& shape, int chunk, int span = 
   return all;
 }
 
-/// Where `rank` gathers partial sums: its `out` if that holds the whole vector, otherwise a slot of
-/// scratch.
+/// Where `rank` gathers partial sums: its `out` if that holds the whole vector, otherwise scratch.
 inline Location partial(const Shape& shape, int rank, int chunk, int span = 1) {
   const bool has_all = shape.collective == Collective::allreduce ||
                        (shape.collective == Collective::reduce && rank == shape.root);

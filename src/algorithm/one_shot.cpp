@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One-shot: whoever needs a result reads all contributions. Next: two_shot.cpp, which shares the
-// work out.
+// One-shot: whoever needs a result reads all contributions.
+// Next: two_shot.cpp, which shares the work out.
 #include "algorithm/algorithms.hpp"
 
 namespace trib {
 
-/// One-shot: each rank that needs a result folds it alone. Known from GPU libraries' small-message
-/// allreduce.
+/// One-shot: each rank that needs a result folds it alone. Known from GPU libraries' allreduce of
+/// small messages.
 ///
-///   any rank count | 1 step | (p-1)n bytes read per rank (reduce: by the root; reduce_scatter:
-///   (p-1)n/p) no scratch; in place, where others still read `in`, one result left fold over ranks
-///   0, 1, 2, ...
+/// - steps: 1
+/// - bytes read per rank: (p-1)n; reduce: so many by the root only; reduce_scatter: (p-1)n/p
+/// - scratch: none; in place, unless in reduce: a result, since peers still read `in`
+/// - association: a left fold over ranks 0, 1, 2, ...
 Schedule one_shot(const Shape& shape) {
   const int rank = shape.rank;
   const bool scatter = is_scatter(shape.collective);

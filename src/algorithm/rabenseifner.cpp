@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Rabenseifner's algorithm: partners exchange halves of halves. Next: tree.cpp, which gathers at
-// one rank.
+// Rabenseifner's algorithm: partners exchange halves of halves.
+// Next: tree.cpp, which gathers at one rank.
 #include <algorithm>
 #include <set>
 
@@ -11,10 +11,11 @@ namespace trib {
 
 /// Recursive halving of the vector, then an allgather by recursive doubling (Rabenseifner, 2004).
 ///
-///   any rank count | allreduce 2 log2 p steps, others log2 p; one more unless p is a power of two
-///   allreduce 2n(p-1)/p bytes read per rank, others half of that; beyond a power of two, some
-///   ranks read n more scratch: none in allreduce, else a vector pairwise by distance 1, 2, 4, ...,
-///   the lower rank first: the bits of recursive doubling
+/// - steps: allreduce 2 log2 p, others log2 p; beyond a power of two one more to join neighbours
+/// - bytes read per rank: allreduce 2n(p-1)/p, others half of that; beyond a power of two, some
+///   ranks read n more
+/// - scratch: none in allreduce; others a vector
+/// - association: as in recursive doubling
 ///
 /// In reduce and reduce_scatter, the last step of the halving writes to whoever wants its result.
 Schedule rabenseifner(const Shape& shape) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One row per algorithm. The table of docs/algorithms.md, `trib info` and the tests are made from
-// it.
+// One row per algorithm: docs/algorithms.md, `trib info` and the tests are made from the table.
+// Next: registry.cpp.
 #pragma once
 
 #include <span>

@@ -6,12 +6,12 @@ namespace trib {
 
 /// Ring: reduce-scatter, then allgather (Patarasuk and Yuan, 2009).
 ///
-///   any rank count | commutative op | allreduce 2(p-1) steps, others p-1 | 2n(p-1)/p bytes read
-///   per rank, others n(p-1)/p | scratch: none in allreduce, else p-1 chunks reproducible run to
-///   run: chunk c is folded in the order c+1, c+2, ..., c
+/// - steps: allreduce 2(p-1), others p-1
+/// - bytes read per rank: allreduce 2n(p-1)/p, others half of that
+/// - scratch: none in allreduce; others less than a vector
+/// - association: chunk c in the order c+1, c+2, ..., c
 ///
-/// In reduce, the chunks' owners write to the root: where each chunk ends, one more read would
-/// collect it.
+/// In reduce, whoever completes a chunk writes it to the root, which then need not collect it.
 Schedule ring(const Shape& shape) {
   const int rank = shape.rank, size = shape.size, root = shape.root;
   const int prev = wrap(rank - 1, size), next = wrap(rank + 1, size);

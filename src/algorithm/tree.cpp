@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Trees: each parent gathers its children, up to the root. Next: registry.cpp, the list of all
-// algorithms.
+// Trees: each parent gathers its children, up to the root.
+// Next: registry.cpp, the list of all algorithms.
 #include "algorithm/algorithms.hpp"
 
 namespace trib {
 namespace {
 
 /// Reduction up a k-nomial tree, then broadcast down the same tree (binomial: Thakur, Rabenseifner
-/// and Gropp, 2005; the barrier is built into the reduction, as in Jocksch et al., 2020).
+/// and Gropp, 2005; a barrier that is built into the reduction: Jocksch et al., 2020).
 ///
-///   any rank count | allreduce 2 log_k p steps, others log_k p (reduce_scatter one more)
-///   at most n(k-1)log_k p bytes read per rank | scratch: in allreduce none, else a vector in ranks
-///   with children by subtree: a parent folds itself and its children of one level, lower ranks
-///   (counted from the root) first
+/// - steps: allreduce 2 log_k p, others log_k p; reduce_scatter one more to fetch the parts
+/// - bytes read per rank: at most n(k-1) log_k p, by the root
+/// - scratch: none in allreduce; others a vector in ranks with children
+/// - association: a parent folds itself and its children of a level, in order of rank, counted from
+///   the root
 ///
-/// Its root is the reduction's, or rank 0. Counted from there, the children of rank v at level l
-/// are v + k^l, v + 2k^l,
-/// ..., v + (k-1)k^l if k^(l+1) divides v; all of a level are folded in one step.
+/// The root is the reduction's, or rank 0. Counted from there, rank v has the children v + k^l,
+/// v + 2k^l, ... up to v + (k-1)k^l of level l if k^(l+1) divides v. One step folds a level.
 Schedule tree(const Shape& shape, int radix) {
   const int rank = shape.rank, size = shape.size;
   const bool is_reduce = shape.collective == Collective::reduce;

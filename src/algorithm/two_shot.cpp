@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Two-shot: each rank folds a p-th of the vector for all. Next: ring.cpp, where partial sums
-// travel.
+// Two-shot: each rank folds a p-th of the vector for all.
+// Next: ring.cpp, where partial sums travel.
 #include "algorithm/algorithms.hpp"
 
 namespace trib {
@@ -8,9 +8,10 @@ namespace trib {
 /// Two-shot: rank c reduces chunk c of all ranks, straight into the `out` of every rank that wants
 /// it. Known from GPU libraries' allreduce over peer memory.
 ///
-///   any rank count | 1 step (2 where peers' memory cannot be written) | (p-1)n/p bytes read and as
-///   many written per rank | no scratch; reduce_scatter in place: one chunk left fold over ranks 0,
-///   1, 2, ...
+/// - steps: 1; 2 where peers' memory cannot be written
+/// - bytes read per rank: (p-1)n/p; as many are written
+/// - scratch: none; reduce_scatter in place: a chunk
+/// - association: a left fold over ranks 0, 1, 2, ...
 Schedule two_shot(const Shape& shape) {
   const int rank = shape.rank;
   const std::vector<int> peers = peers_of(shape);

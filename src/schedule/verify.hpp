@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Runs the schedules of all ranks in one process, with vector clocks, and finds wrong values, races
-// and deadlocks. What passes here is right on every backend that keeps the rules below. Next:
-// verify.cpp.
+// and deadlocks. What passes is right on every backend that keeps these rules.
 //
-// Both forms. A caller may write `in` before a call and again once its rank has left it, and reads
-// `out` then: nobody may touch a rank's memory before it entered, or stay at it after it left. A
-// step reads the sources of an element before it writes the element.
+// Both forms. A caller writes `in` before a call, and again as soon as its rank has left the call;
+// then it also reads `out`. So nobody may touch a rank's memory before it entered or after it left.
+// A step reads the sources of an element before it writes the element.
 //
 // Direct form. Signals from one rank to another are counted: each wait takes the next. A call
 // leaves none behind.
 //
-// Lowered form. Runs are numbered over all calls, alike on all ranks. Slots of run n are in window
+// Lowered form. Runs are numbered over all calls, alike on all ranks. Run n has the slots of window
 // n mod `windows`.
-//   signal: sets the slot's flag in that window to n.           wait: until the flag is n.
-//   credit: before its first step in run n, a rank waits until the readers (Schedule::readers of
-//   what it ran then) of
-//     its slots have completed run n - windows.
-//   attach: before it leaves a call, a rank waits until its attached_readers have completed the
-//   call's last run. stages: tick by tick, stage s of run t - s of the call is performed in tick t,
-//   s = 0, 1, ...
-// Every slot that is read is waited for first, in the same run, by the reading rank itself: a
-// backend may send the flag with the data. In place, `out` of a reduce_scatter lies at the front of
-// `in`, and counts may be uneven: a piece of `out` may cover pieces of `in` of the same or earlier
-// chunks, up to its own slice. The covered elements lie at or behind those being read, so a backend
-// works through a piece in ascending order, and reads a block's sources before it writes the block;
-// the direct form does not rely on that.
+// - Signal: sets the slot's flag in that window to n. Wait: until the flag is n. Every slot that is
+//   read is waited for in the same run, by the reading rank itself: a backend may send the flag
+//   with the data.
+// - Credit: before its first step in run n, a rank waits until its readers (Schedule::readers of
+//   what it ran then) have completed run n - windows.
+// - Attach: before it leaves a call, a rank waits until its attached_readers have completed the
+//   call's last run.
+// - Stages: in tick t = 0, 1, ... of a call, stage s of its run t - s is performed, s = 0, 1, ...
+// - In place, the `out` of a reduce_scatter is the front of `in`, and counts may be uneven: a piece
+//   of `out` may cover pieces of `in` up to its own chunk and slice, its step's own source among
+//   them. It covers that from below: a backend goes through a piece in ascending order, reading a
+//   block's sources before it writes the block. (In the direct form, algorithms avoid this.)
+//
+// Next: verify.cpp.
 #pragma once
 
 #include <string>
