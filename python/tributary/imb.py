@@ -72,7 +72,6 @@ class Comparison:
     without: Times
     with_tributary: Times
     statistics: Statistics
-    command: str
 
 
 def _median(runs: Sequence[Times]) -> Times:
@@ -94,38 +93,39 @@ def compare(
     scratch.mkdir(parents=True, exist_ok=True)
     lengths = scratch / "imb-sizes.txt"
     lengths.write_text("".join(f"{size}\n" for size in sizes))
-    arguments = ["-npmin", str(ranks), "-msglen", str(lengths), "-mem", "1", *bench.COLLECTIVES]
+    arguments = ["-npmin", str(ranks), "-msglen", str(lengths)]
+    # Lengths beyond -msglog are cut to it. 160 MB per size: ten calls at 16 MiB instead of two.
+    arguments += ["-msglog", f"0:{max(sizes).bit_length()}", "-iter", "1000,160"]
+    arguments += bench.COLLECTIVES
+
+    def once(name: str, preload: bool, settings: dict[str, str]) -> tuple[str, str]:
+        plan = mpi.plan(program, ranks, "intel", settings=settings, preload=preload)
+        argv = plan.argv([str(program), *arguments])
+        say(f"IMB-MPI1, {name.replace('-', ' ')}")
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=plan.full_environment(),
+            stdin=subprocess.DEVNULL,
+        )
+        (scratch / f"imb-{name}.txt").write_text(done.stdout + done.stderr)
+        if done.returncode != 0:
+            tail = (done.stdout + done.stderr).strip()[-2000:]
+            raise UserError(
+                f"IMB-MPI1 ended with status {done.returncode}:\n{tail}\n{' '.join(argv)}"
+            )
+        return done.stdout, done.stderr
+
     outputs: dict[bool, list[Times]] = {False: [], True: []}
-    found = Statistics()
-    command = ""
     for turn in range(runs):
-        for with_tributary in (turn % 2 == 1, turn % 2 == 0):
-            settings = {"TRIB_STATS": "1"} if with_tributary else {}
-            plan = mpi.plan(program, ranks, "intel", settings=settings, preload=with_tributary)
-            argv = plan.argv([str(program), *arguments])
-            say(
-                f"IMB-MPI1 {'with' if with_tributary else 'without'} Tributary, run {turn + 1} of {runs}"
-            )
-            done = subprocess.run(
-                argv,
-                capture_output=True,
-                text=True,
-                check=False,
-                env=plan.full_environment(),
-                stdin=subprocess.DEVNULL,
-            )
-            if done.returncode != 0:
-                tail = (done.stdout + done.stderr).strip()[-2000:]
-                raise UserError(
-                    f"IMB-MPI1 ended with status {done.returncode}:\n{tail}\n{' '.join(argv)}"
-                )
-            times = read_tables(done.stdout)
+        for preload in (turn % 2 == 1, turn % 2 == 0):
+            name = f"{'with' if preload else 'without'}-{turn + 1}"
+            times = read_tables(once(name, preload, {})[0])
             if not times:
-                raise UserError(f"IMB-MPI1 printed no table: {' '.join(argv)}")
-            outputs[with_tributary].append(times)
-            name = "with" if with_tributary else "without"
-            (scratch / f"imb-{name}-{turn + 1}.txt").write_text(done.stdout + done.stderr)
-            if with_tributary:
-                found = read_statistics(done.stderr + done.stdout)
-                command = f"trib run -n {ranks} --stats -- IMB-MPI1 {' '.join(arguments)}"
-    return Comparison(_median(outputs[False]), _median(outputs[True]), found, command)
+                raise UserError(f"IMB-MPI1 printed no table; see {scratch}/imb-{name}.txt")
+            outputs[preload].append(times)
+    # By itself: counting takes two looks at the clock per call, which would show in the times.
+    said = "".join(once("with-statistics", True, {"TRIB_STATS": "1"}))
+    return Comparison(_median(outputs[False]), _median(outputs[True]), read_statistics(said))

@@ -115,9 +115,12 @@ def draw(
     axes[1][0].set_ylabel("times faster" if has_ratio else "")
     axes[0][0].legend(frameon=False, loc="upper left")
     if has_ratio:
-        low, high = axes[1][0].get_ylim()
+        # A span may reach far beyond its point where something else ran meanwhile: the points set the scale.
+        known_ratios = [p.ratio for panel in panels for p in panel.points if p.ratio is not None]
         for lower in axes[1]:
-            lower.set_ylim(min(low, 0.7), max(high, 2))
+            lower.set_ylim(min(0.45, min(known_ratios) / 1.3), max(2.2, max(known_ratios) * 1.3))
+            lower.yaxis.set_major_locator(LogLocator(base=2))
+            lower.yaxis.set_minor_locator(NullLocator())
     figure.suptitle(f"{title}\n", fontsize=12, fontweight="bold", x=0.01, ha="left")
     figure.text(0.01, 0.945, subtitle, fontsize=8.5, color=PARITY, ha="left", va="top")
     path.parent.mkdir(parents=True, exist_ok=True)

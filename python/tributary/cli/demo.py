@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _table(compared: imb.Comparison, measured: bench.Measurement) -> Table:
-    title = measured.mpi_title
+    title = " ".join(measured.mpi_title.split()[:-1]) or measured.mpi_title
     table = output.table()
     table.add_column("bytes", justify="right", no_wrap=True)
     for heading in (
