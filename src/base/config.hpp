@@ -16,7 +16,7 @@ struct Config {
   bool enable = true;            ///< TRIB_ENABLE
   char algorithm[32] = "auto";   ///< TRIB_ALGORITHM: "auto" or a row of the registry
   enum class Determinism : int { run, order, any } determinism = Determinism::run;
-  enum class Attach : int { automatic, off } attach = Attach::automatic;  ///< TRIB_ATTACH=auto|off
+  enum class Attach : int { automatic, off, always } attach = Attach::automatic;  ///< TRIB_ATTACH=auto|off|always
   enum class Segment : int { automatic, memfd, file } segment = Segment::automatic;  ///< TRIB_SEGMENT=auto|memfd|file
   double timeout = 0;            ///< TRIB_TIMEOUT: seconds a rank waits for a peer, 0: for ever
   long slice = 0;                ///< TRIB_SLICE: bytes of scratch per chunk and pass, 0: by table (K, M, G suffixes)

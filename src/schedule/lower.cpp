@@ -291,9 +291,24 @@ class Lowering {
       schedule.stages = stages;
       schedule.readers.assign(readers_[rank].begin(), readers_[rank].end());
       schedule.attached_readers.assign(attached_readers_[rank].begin(), attached_readers_[rank].end());
+      schedule.endangers_input = endangers_input(rank);
       lowered.push_back(std::move(schedule));
     }
     return lowered;
+  }
+
+  /// A chunk that peers read directly is safe if `out` gets there only what its one reader made of it: by then it was read.
+  bool endangers_input(int rank) const {
+    if (attached_readers_[rank].empty()) return false;
+    if (is_scatter(shape_.collective)) return true;  // `out` lies over other chunks
+    for (const auto& [chunk, value] : outputs_[rank])
+      for (std::size_t index = 0; index < nodes_.size(); ++index) {
+        const Node& node = nodes_[index];
+        if (!node.is_live || node.rank == rank || static_cast<int>(index) == value.node) continue;
+        for (const Value& from : node.from)
+          if (from.node < 0 && from.rank == rank && from.chunk <= chunk && chunk < from.chunk + node.span) return true;
+      }
+    return false;
   }
 
   void emit_node(Emitter& emitter, int index) {

@@ -109,6 +109,9 @@ struct Schedule {
   int stages = 1;
   std::vector<int> readers;          ///< ranks that read slots of this rank, ascending
   std::vector<int> attached_readers;  ///< ranks that read this rank's `in` directly, ascending
+  /// Whether this rank may overwrite a part of `in` that an attached reader still needs if `out` aliases `in`.
+  /// The backend then offers its peers a copy of `in`.
+  bool endangers_input = false;
 };
 
 /// Writes a schedule step by step.
@@ -150,7 +153,7 @@ enum class Reach : std::uint8_t {
 /// Rewrites the direct schedules of all ranks into lowered form, keeping their association: which values are folded in
 /// which order is untouched. `all[r]` is rank r's schedule for `shape` with rank = r; the result is indexed alike.
 /// In the lowered form `in` of a peer is never read after that peer may have overwritten it, also where `out` aliases
-/// `in`; with Reach::attach that holds only if verify() says so.
+/// `in`, unless endangers_input says so.
 /// Throws Error(Code::internal) if the schedules deadlock.
 std::vector<Schedule> lower(const std::vector<Schedule>& all, const Shape& shape, Reach reach);
 

@@ -20,15 +20,15 @@ constexpr std::size_t kAll = SIZE_MAX;
 constexpr std::size_t KiB = 1024;
 
 constexpr Row kAllreduce[] = {
-    {16 * KiB, "one_shot", Reach::scratch, kAll},
-    {kAll, "two_shot", Reach::scratch, 64 * KiB},
+    {192 * KiB, "one_shot", Reach::scratch, kAll},
+    {kAll, "two_shot", Reach::scratch, 256 * KiB},
 };
 constexpr Row kReduce[] = {
-    {16 * KiB, "one_shot", Reach::scratch, kAll},
-    {kAll, "two_shot", Reach::scratch, 64 * KiB},
+    {64 * KiB, "one_shot", Reach::scratch, kAll},
+    {kAll, "two_shot", Reach::scratch, 256 * KiB},
 };
 constexpr Row kReduceScatter[] = {
-    {kAll, "one_shot", Reach::scratch, 64 * KiB},
+    {kAll, "one_shot", Reach::scratch, 256 * KiB},
 };
 
 template <std::size_t N>
@@ -66,6 +66,7 @@ Choice select(const Key& key, const Config& config) {
     if (config.determinism == Config::Determinism::order && choice.algorithm->association != Association::rank_order)
       throw Error(Code::argument, "TRIB_ALGORITHM=" + std::string(wanted) + " does not fold in rank order, which TRIB_DETERMINISM=order asks for");
   }
+  if (config.attach == Config::Attach::always) choice.reach = Reach::attach;
   if (!key.can_attach) choice.reach = Reach::scratch;
   if (config.slice > 0) choice.slice_bytes = static_cast<std::size_t>(config.slice);
   return choice;

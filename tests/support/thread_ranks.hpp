@@ -48,6 +48,19 @@ class ThreadBootstrap final : public Bootstrap {
   int rank_;
 };
 
+/// Several communicators over the same ranks: each needs a bootstrap to own.
+class BorrowedBootstrap final : public Bootstrap {
+ public:
+  explicit BorrowedBootstrap(Bootstrap& real) : real_(real) {}
+  int rank() const override { return real_.rank(); }
+  int size() const override { return real_.size(); }
+  void exchange(const void* mine, void* all, std::size_t bytes) override { real_.exchange(mine, all, bytes); }
+  void progress() override {}
+
+ private:
+  Bootstrap& real_;
+};
+
 /// Runs `body(rank, bootstrap)` on `size` threads; returns what each threw ("" if nothing).
 inline std::vector<std::string> run_ranks(int size, const std::function<void(int, std::unique_ptr<Bootstrap>)>& body) {
   const auto group = std::make_shared<Group>(size);

@@ -3,11 +3,14 @@
 // left fold, bit by bit; stress with random delays; disagreement, time-outs, full memory.
 #include "comm/communicator.hpp"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <map>
+#include <mutex>
 #include <random>
 
 #include "algorithm/registry.hpp"
@@ -124,7 +127,7 @@ class EveryAlgorithm : public testing::TestWithParam<int> {};
 TEST_P(EveryAlgorithm, RightOnTheHost) {
   const int size = GetParam();
   for (const Algorithm& algorithm : algorithms()) {
-    for (const Config::Attach attach : {Config::Attach::automatic, Config::Attach::off}) {
+    for (const Config::Attach attach : {Config::Attach::automatic, Config::Attach::always}) {
       Config config = with_algorithm(algorithm.name);
       config.attach = attach;
       const auto errors = run_ranks(size, [&](int, std::unique_ptr<Bootstrap> bootstrap) {
@@ -164,6 +167,51 @@ TEST(Communicator, MixedCallsInARow) {
     });
     expect_no_errors(errors, std::to_string(size) + " ranks");
   }
+}
+
+/// Random delays at every signal and wait: rarely long, so that others overtake; sometimes none, so that nobody is in step.
+void disturb() {
+  static std::atomic<unsigned> seeds{1};
+  thread_local std::minstd_rand random(seeds.fetch_add(7919));
+  const auto dice = random() % 4096;
+  if (dice == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+  if (dice < 256) std::this_thread::yield();
+  if (dice < 1024)
+    for (unsigned spin = random() % 64; spin > 0; --spin) std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+TEST(Communicator, StressWithRandomDelays) {
+  backends();  // loads the module
+  Dl_info core{};
+  ASSERT_NE(dladdr(reinterpret_cast<void*>(&backends), &core), 0);
+  const std::string file = std::filesystem::absolute(core.dli_fname).parent_path() / "trib_backend_host.so";
+  void* const module = dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  ASSERT_NE(module, nullptr) << dlerror();
+  const auto set = reinterpret_cast<void (*)(void (*)())>(dlsym(module, "trib_backend_host_disturb"));
+  ASSERT_NE(set, nullptr);
+  set(&disturb);
+  // 10^5 calls over a few sizes; every algorithm gets its share through a communicator of its own.
+  const std::size_t rows = algorithms().size() + 1;
+  for (const int size : {2, 3, 5, 8}) {
+    const auto errors = run_ranks(size, [&](int, std::unique_ptr<Bootstrap> bootstrap) {
+      std::mt19937_64 random(99);
+      std::vector<std::unique_ptr<Communicator>> communicators;
+      for (std::size_t row = 0; row < rows; ++row) {
+        Config config = row == 0 ? Config{} : with_algorithm(algorithms()[row - 1].name);
+        if (row % 2 == 1) config.attach = Config::Attach::always;
+        communicators.push_back(std::make_unique<Communicator>(std::make_unique<test::BorrowedBootstrap>(*bootstrap), config));
+      }
+      for (int i = 0; i < 25000; ++i) {
+        const Call call = random_call(random, size, 3000);
+        const std::size_t row = random() % rows;
+        const std::string wrong = call.make(*communicators[row]);
+        if (!wrong.empty())
+          throw std::runtime_error("call " + std::to_string(i) + ", " + std::string(name(call.collective)) + " by " + communicators[row]->last_algorithm() + ": " + wrong);
+      }
+    });
+    expect_no_errors(errors, std::to_string(size) + " ranks");
+  }
+  set(nullptr);
 }
 
 TEST(Communicator, LeavesOfAReduceMayRunAhead) {
@@ -279,18 +327,10 @@ TEST(Communicator, UnknownAlgorithmNamesTheAcceptedOnes) {
 TEST(Communicator, SharedMemoryBudgetEndsInSmallPiecesThenInNothing) {
   const auto errors = run_ranks(2, [&](int, std::unique_ptr<Bootstrap> bootstrap) {
     // Ranks are threads here and share the budget: about 16 communicators with a data segment, then without, then none.
-    struct Borrowed final : Bootstrap {
-      explicit Borrowed(Bootstrap& real) : real_(real) {}
-      int rank() const override { return real_.rank(); }
-      int size() const override { return real_.size(); }
-      void exchange(const void* mine, void* all, std::size_t bytes) override { real_.exchange(mine, all, bytes); }
-      void progress() override {}
-      Bootstrap& real_;
-    };
     std::vector<std::unique_ptr<Communicator>> many;
     int declined = 0;
     for (int i = 0; i < 900; ++i) {
-      auto& communicator = *many.emplace_back(std::make_unique<Communicator>(std::make_unique<Borrowed>(*bootstrap), Config{}));
+      auto& communicator = *many.emplace_back(std::make_unique<Communicator>(std::make_unique<test::BorrowedBootstrap>(*bootstrap), Config{}));
       if (communicator.declined()) {
         ++declined;
         continue;
@@ -303,7 +343,7 @@ TEST(Communicator, SharedMemoryBudgetEndsInSmallPiecesThenInNothing) {
     }
     if (declined == 0) throw std::runtime_error("no communicator was refused");
     many.clear();
-    Communicator again(std::make_unique<Borrowed>(*bootstrap), Config{});
+    Communicator again(std::make_unique<test::BorrowedBootstrap>(*bootstrap), Config{});
     if (again.declined()) throw std::runtime_error("the budget did not come back");
   });
   expect_no_errors(errors, "budget");

@@ -2,6 +2,7 @@
 // The backend for ordinary memory, as a loadable module. channel.hpp comes next.
 #include "backend/backend.hpp"
 #include "backend/host/channel.hpp"
+#include "backend/host/program.hpp"
 
 namespace trib::host {
 namespace {
@@ -18,6 +19,11 @@ class Host final : public Backend {
 
 }  // namespace
 }  // namespace trib::host
+
+/// For the stress test: see program.hpp.
+extern "C" __attribute__((visibility("default"))) void trib_backend_host_disturb(void (*function)()) {
+  trib::host::disturb = function;
+}
 
 extern "C" __attribute__((visibility("default"))) trib::Backend* trib_backend() {
   static trib::host::Host host;

@@ -28,7 +28,7 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) { return (valu
 
 Program::Program(Channel& channel, const Schedule& schedule)
     : channel_(channel), rank_(channel.rank_), chunks_(schedule.chunks), stages_(schedule.stages),
-      readers_(schedule.readers), attached_readers_(schedule.attached_readers) {
+      readers_(schedule.readers), attached_readers_(schedule.attached_readers), endangers_input_(schedule.endangers_input) {
   stage_end_.assign(static_cast<std::size_t>(stages_), 0);
   std::size_t most_from = 1, most_to = 1;
   std::vector<int> entry(static_cast<std::size_t>(channel.size_), -1);
@@ -87,7 +87,21 @@ Operation& Program::launch(const Arguments& arguments) {
   stage_ = 0;
   next_ = 0;
   is_credited_ = false;
+  if (endangers_input_) protect_input();
   return *this;
+}
+
+/// Where `out` lies over an `in` that peers may still be reading when we write: they get a copy to read. Whether a rank
+/// reduces in place is its own affair (MPI asks for agreement in some collectives only), so it is settled here.
+void Program::protect_input() {
+  const std::size_t length = arguments_.chunk_begin[chunks_] * element_;
+  const auto* const in = static_cast<const std::byte*>(arguments_.in);
+  const auto* const out = static_cast<const std::byte*>(arguments_.out);
+  if (out == nullptr || in >= out + length || out >= in + length) return;
+  if (input_copy_.size() < length) input_copy_.resize(length);
+  void* const copy = input_copy_.data();
+  copy_bytes(&copy, 1, in, length, Store::cached);
+  arguments_.in = copy;
 }
 
 bool Program::advance(int polls) {
@@ -106,6 +120,7 @@ bool Program::advance(int polls) {
         const Instruction& instruction = instructions_[static_cast<std::size_t>(next_)];
         switch (instruction.verb) {
           case Verb::signal: {
+            if (disturb != nullptr) [[unlikely]] disturb();
             Line& line = instruction.line[line_offset];
             line.signature = arguments_.signature.hash;
             if (instruction.span == 0) std::memcpy(line.payload, &arguments_.in, sizeof arguments_.in);
@@ -114,6 +129,7 @@ bool Program::advance(int polls) {
             break;
           }
           case Verb::wait:
+            if (disturb != nullptr) [[unlikely]] disturb();
             if (!is_signalled(instruction, polls)) return false;
             break;
           default:

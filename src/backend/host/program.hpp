@@ -9,6 +9,9 @@
 
 namespace trib::host {
 
+/// Tests set it to a function that is called before every signal and wait, to shake the order of events. Normally null.
+inline void (*disturb)() = nullptr;
+
 class Program final : public trib::Program, public Operation {
  public:
   Program(Channel& channel, const Schedule& schedule);
@@ -48,6 +51,7 @@ class Program final : public trib::Program, public Operation {
   void move(const Instruction& instruction);
   std::byte* address(const Operand& operand, int index) const;
   bool drain();
+  void protect_input();
 
   Channel& channel_;
   const int rank_;
@@ -57,6 +61,7 @@ class Program final : public trib::Program, public Operation {
   std::vector<Operand> operands_;
   std::vector<int> stage_end_;  // index behind the last instruction of each stage
   bool is_attached_ = false;
+  const bool endangers_input_;
 
   // The operation under way.
   Arguments arguments_;
@@ -79,6 +84,7 @@ class Program final : public trib::Program, public Operation {
   std::vector<void*> to_;
   std::vector<const void*> from_;
   std::vector<std::byte> bounce_;
+  std::vector<std::byte> input_copy_;  // grows to the largest `in` that had to be copied
 };
 
 }  // namespace trib::host
