@@ -45,7 +45,7 @@ packages:  ## install the missing Debian packages (root), or say which are missi
 	  echo "make: these Debian packages are missing; install them as root, then run make again:" >&2; \
 	  echo "  apt-get install --no-install-recommends$$missing" >&2; exit 1; fi; \
 	echo "make: installing Debian packages:$$missing"; \
-	apt-get update -qq; \
+	apt-get update -qq >.apt.log 2>&1 || { cat .apt.log >&2; exit 1; }; \
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >.apt.log 2>&1 \
 	  || { tail -20 .apt.log >&2; exit 1; }; \
 	rm -f .apt.log
