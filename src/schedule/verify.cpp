@@ -6,78 +6,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <unordered_map>
 
 #include "base/error.hpp"
+#include "schedule/folds.hpp"
 
 namespace trib {
 namespace {
-
-/// Values. Equal numbers are equal bits: operators are commutative, but not associative.
-class Folds {
- public:
-  static constexpr int kUnwritten = -1, kOverwritten = -2;
-
-  explicit Folds(int size) : words_((size + 63) / 64), size_(size) {
-    for (int rank = 0; rank < size; ++rank) {
-      nodes_.push_back({rank, rank, rank, true});
-      ranks_.resize(ranks_.size() + words_);
-      ranks_[static_cast<std::size_t>(rank) * words_ + rank / 64] = std::uint64_t{1} << rank % 64;
-    }
-    rank_order_ = 0;
-    for (int rank = 1; rank < size; ++rank) rank_order_ = combine(rank_order_, rank);
-  }
-
-  int rank_order() const { return rank_order_; }
-
-  int combine(int a, int b) {
-    if (nodes_[b].first < nodes_[a].first) std::swap(a, b);
-    const auto key = static_cast<std::uint64_t>(a) << 32 | static_cast<std::uint32_t>(b);
-    const auto [found, is_new] = numbers_.try_emplace(key, static_cast<int>(nodes_.size()));
-    if (is_new) {
-      bool is_unique = nodes_[a].is_unique && nodes_[b].is_unique;
-      ranks_.resize(ranks_.size() + words_);
-      for (int w = 0; w < words_; ++w) {
-        const std::uint64_t left = word(a, w), right = word(b, w);
-        is_unique = is_unique && (left & right) == 0;
-        ranks_[nodes_.size() * words_ + w] = left | right;
-      }
-      nodes_.push_back({a, b, nodes_[a].first, is_unique});
-    }
-    return found->second;
-  }
-
-  /// Whether each rank contributes once. `why` says what else.
-  bool is_complete(int value, std::string& why) const {
-    if (!nodes_[value].is_unique) why = "a contribution is in it twice: " + text(value);
-    for (int rank = 0; rank < size_ && why.empty(); ++rank) {
-      if ((word(value, rank / 64) >> rank % 64 & 1) == 0) {
-        why = "rank " + std::to_string(rank) + "'s contribution is missing: " + text(value);
-      }
-    }
-    return why.empty();
-  }
-
-  std::string text(int value) const {
-    if (value < size_) return std::to_string(value);
-    return "(" + text(nodes_[value].left) + " " + text(nodes_[value].right) + ")";
-  }
-
- private:
-  struct Node {
-    int left, right;
-    int first;  ///< the lowest rank of the leftmost leaf: orders operands
-    bool is_unique;
-  };
-  std::uint64_t word(int value, int w) const {
-    return ranks_[static_cast<std::size_t>(value) * words_ + w];
-  }
-
-  int words_, size_, rank_order_;
-  std::vector<Node> nodes_;
-  std::vector<std::uint64_t> ranks_;  ///< of each value, as a set of bits
-  std::unordered_map<std::uint64_t, int> numbers_;
-};
 
 struct Fault {
   std::string text;

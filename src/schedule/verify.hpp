@@ -24,7 +24,7 @@
 //   them. It covers that from below: a backend goes through a piece in ascending order, reading a
 //   block's sources before it writes the block. (In the direct form, algorithms avoid this.)
 //
-// Next: verify.cpp.
+// Next: folds.hpp, verify.cpp.
 #pragma once
 
 #include <string>
