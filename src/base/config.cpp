@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The table of TRIB_ variables, and what reads it. A value is accepted whole or not at all: "10x" is not 10.
+// The table of TRIB_ variables, and what reads it. A value is accepted whole or not at all: "10x"
+// is not 10.
 #include "base/config.hpp"
 
 #include <unistd.h>
@@ -17,7 +18,7 @@
 namespace trib {
 namespace {
 
-// ------------------------------------------------------------------------------------ kinds of settings
+// ------------------------------------------------------------------------------- kinds of settings
 
 using Names = std::vector<std::string_view>;
 
@@ -33,7 +34,8 @@ std::string joined(const Names& names) {
 
 /// One of `names`, which stand in the order of the enumerators (false, true for a bool).
 template <class T>
-Setting choice(std::string_view variable, T Config::*field, const Names& names, bool is_shared, std::string_view help) {
+Setting choice(std::string_view variable, T Config::*field, const Names& names, bool is_shared,
+               std::string_view help) {
   const auto get = [field, names](const Config& config) {
     const auto index = static_cast<std::size_t>(config.*field);
     return std::string(index < names.size() ? names[index] : "?");
@@ -47,7 +49,8 @@ Setting choice(std::string_view variable, T Config::*field, const Names& names, 
   return {variable, joined(names), help, is_shared, get, set};
 }
 
-Setting seconds(std::string_view variable, double Config::*field, bool is_shared, std::string_view help) {
+Setting seconds(std::string_view variable, double Config::*field, bool is_shared,
+                std::string_view help) {
   constexpr double kMost = 1e9;  // thirty years, and still exact when counted in nanoseconds
   const auto get = [field](const Config& config) {
     char text[64];
@@ -58,14 +61,16 @@ Setting seconds(std::string_view variable, double Config::*field, bool is_shared
     double value = 0;
     const char* const end = text.data() + text.size();
     const auto [stop, error] = std::from_chars(text.data(), end, value);
-    if (error != std::errc() || stop != end || std::signbit(value) || !(value <= kMost)) return false;
+    if (error != std::errc() || stop != end || std::signbit(value) || !(value <= kMost))
+      return false;
     config.*field = value;
     return true;
   };
   return {variable, "seconds, as 30 or 0.5 (0: wait for ever)", help, is_shared, get, set};
 }
 
-Setting size_in_bytes(std::string_view variable, long Config::*field, bool is_shared, std::string_view help) {
+Setting size_in_bytes(std::string_view variable, long Config::*field, bool is_shared,
+                      std::string_view help) {
   const auto get = [field](const Config& config) { return std::to_string(config.*field); };
   const auto set = [field](Config& config, std::string_view text) {
     int shift = 0;
@@ -88,7 +93,8 @@ Setting size_in_bytes(std::string_view variable, long Config::*field, bool is_sh
   return {variable, "bytes, as 65536, 64K, 1M or 1G (0: by table)", help, is_shared, get, set};
 }
 
-/// A name in lower case. Whether there is such an algorithm is for those to say who see the registry.
+/// A name in lower case. Whether there is such an algorithm is for those to say who see the
+/// registry.
 Setting algorithm_name(std::string_view variable, bool is_shared, std::string_view help) {
   const auto get = [](const Config& config) {
     return std::string(config.algorithm, strnlen(config.algorithm, sizeof config.algorithm));
@@ -105,7 +111,7 @@ Setting algorithm_name(std::string_view variable, bool is_shared, std::string_vi
   return {variable, "auto or the name of an algorithm (see trib info)", help, is_shared, get, set};
 }
 
-// -------------------------------------------------------------------------------------------- look-ups
+// ---------------------------------------------------------------------------------------- look-ups
 
 /// Insertions, deletions and replacements between two names.
 std::size_t distance(std::string_view a, std::string_view b) {
@@ -173,7 +179,8 @@ const std::vector<std::string_view>& launcher_variables() {
   return names;
 }
 
-Config read_config(const std::function<const char*(const char*)>& getenv_like, const std::vector<std::string>& names) {
+Config read_config(const std::function<const char*(const char*)>& getenv_like,
+                   const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     if (!name.starts_with("TRIB_")) continue;
     const auto is_named = [&name](const Setting& setting) { return setting.variable == name; };
@@ -187,8 +194,8 @@ Config read_config(const std::function<const char*(const char*)>& getenv_like, c
   for (const Setting& setting : settings()) {
     const char* const text = getenv_like(std::string(setting.variable).c_str());
     if (text == nullptr || setting.set(config, text)) continue;
-    throw Error(Code::argument, std::string(setting.variable) + "=" + printable(text) + ": not one of the accepted values: " +
-                                    setting.accepted);
+    throw Error(Code::argument, std::string(setting.variable) + "=" + printable(text) +
+                                    ": not one of the accepted values: " + setting.accepted);
   }
   return config;
 }
@@ -207,7 +214,9 @@ std::vector<std::string> differences(const Config& mine, const Config& theirs) {
   for (const Setting& setting : settings()) {
     if (!setting.is_shared) continue;
     const std::string here = setting.get(mine), there = setting.get(theirs);
-    if (here != there) lines.push_back(std::string(setting.variable) + " is " + here + " here and " + there + " on rank 0");
+    if (here != there)
+      lines.push_back(std::string(setting.variable) + " is " + here + " here and " + there +
+                      " on rank 0");
   }
   return lines;
 }

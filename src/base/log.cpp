@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Log lines on standard error. A line is put together on the stack: logging must work when memory has run out.
+// Log lines on standard error. A line is put together on the stack: logging must work when memory
+// has run out.
 #include "base/log.hpp"
 
 #include <unistd.h>
@@ -44,8 +45,10 @@ void log(Config::Log level, const std::string& text) {
   const int rank = logged_rank.load(std::memory_order_relaxed);
   const std::string_view name = title(level);
   const int length = static_cast<int>(name.size());
-  const int head = rank < 0 ? std::snprintf(line, sizeof line, "tributary: %.*s: ", length, name.data())
-                            : std::snprintf(line, sizeof line, "tributary: [rank %d] %.*s: ", rank, length, name.data());
+  const int head = rank < 0
+                       ? std::snprintf(line, sizeof line, "tributary: %.*s: ", length, name.data())
+                       : std::snprintf(line, sizeof line, "tributary: [rank %d] %.*s: ", rank,
+                                       length, name.data());
   std::size_t end = static_cast<std::size_t>(head);
   const std::size_t room = sizeof line - end - 1;
   const std::size_t taken = std::min(text.size(), room);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Feeds the settings parser environments: lines of NAME=value. Whatever is accepted must read back as it is shown, and
-// rank 0's settings must be adoptable.
+// Feeds the settings parser environments: lines of NAME=value. Whatever is accepted must read back
+// as it is shown, and rank 0's settings must be adoptable.
 #include <cstdint>
 #include <cstdlib>
 #include <map>
@@ -25,7 +25,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::string_view line = text.substr(0, text.find('\n'));
     text.remove_prefix(std::min(text.size(), line.size() + 1));
     const std::string_view name = line.substr(0, line.find('='));
-    const std::string_view value = name.size() < line.size() ? line.substr(name.size() + 1) : std::string_view();
+    const std::string_view value =
+        name.size() < line.size() ? line.substr(name.size() + 1) : std::string_view();
     if (environment.emplace(name, value).second) names.emplace_back(name);
     // Most inputs would be refused for their names alone: try the value on every setting as well.
     for (const Setting& setting : settings()) {
@@ -53,7 +54,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     check(config.timeout >= 0 && config.timeout <= 1e9 && config.slice >= 0);
     check(config.algorithm[sizeof config.algorithm - 1] == '\0');
   } catch (const Error& error) {
-    for (const char* letter = error.what(); *letter != '\0'; ++letter) check(*letter >= ' ' && *letter <= '~');
+    for (const char* letter = error.what(); *letter != '\0'; ++letter)
+      check(*letter >= ' ' && *letter <= '~');
   }
   return 0;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The slow, obvious reduction that every fast one is compared with; values to reduce that include the awkward ones; and
-// a comparison that forgives only what the contract excepts (padding, the payload of a NaN).
+// The slow, obvious reduction that every fast one is compared with; values to reduce that include
+// the awkward ones; and a comparison that forgives only what the contract excepts (padding, the
+// payload of a NaN).
 #pragma once
 
 #include <cmath>
@@ -78,8 +79,10 @@ T narrow(A value) {
 
 // ------------------------------------------------------------------------------------------ reduce
 
-/// `to` = from[0] op from[1] op ..., left to right, in accumulators, rounded once. Nothing may overlap.
-inline void reduce(Op op, Dtype dtype, void* to, const std::vector<const void*>& from, std::size_t count) {
+/// `to` = from[0] op from[1] op ..., left to right, in accumulators, rounded once. Nothing may
+/// overlap.
+inline void reduce(Op op, Dtype dtype, void* to, const std::vector<const void*>& from,
+                   std::size_t count) {
   visit(dtype, [&]<class T, class A>(Types<T, A>) {
     visit(op, [&]<class Operator>(Operator) {
       if constexpr (Reduces<Operator, A>) {
@@ -119,18 +122,33 @@ class Random {
 template <class T>
 void draw(Random& random, T& value) {
   if constexpr (std::is_integral_v<T>) {
-    value = random.below(4) == 0 ? static_cast<T>(random.below(3)) : static_cast<T>(random.next() >> 7);
+    value =
+        random.below(4) == 0 ? static_cast<T>(random.below(3)) : static_cast<T>(random.next() >> 7);
   } else if constexpr (std::is_floating_point_v<T>) {
     using Limits = std::numeric_limits<T>;
     switch (random.below(24)) {
-      case 0: value = T(0); break;
-      case 1: value = -T(0); break;
-      case 2: value = Limits::infinity(); break;
-      case 3: value = Limits::quiet_NaN(); break;
-      case 4: value = Limits::denorm_min() * static_cast<T>(random.below(100)); break;
-      case 5: value = -Limits::max(); break;
-      default: {  // ordinary numbers of very different magnitude, so that the order of a sum shows in its bits
-        const T magnitude = std::ldexp(static_cast<T>(random.below(1u << 24)), static_cast<int>(random.below(40)) - 44);
+      case 0:
+        value = T(0);
+        break;
+      case 1:
+        value = -T(0);
+        break;
+      case 2:
+        value = Limits::infinity();
+        break;
+      case 3:
+        value = Limits::quiet_NaN();
+        break;
+      case 4:
+        value = Limits::denorm_min() * static_cast<T>(random.below(100));
+        break;
+      case 5:
+        value = -Limits::max();
+        break;
+      default: {  // ordinary numbers of very different magnitude, so that the order of a sum shows
+                  // in its bits
+        const T magnitude = std::ldexp(static_cast<T>(random.below(1u << 24)),
+                                       static_cast<int>(random.below(40)) - 44);
         value = random.below(2) == 0 ? magnitude : -magnitude;
       }
     }
@@ -146,7 +164,8 @@ void draw(Random& random, T& value) {
     draw(random, value.re);
     draw(random, value.im);
   } else if constexpr (is_pair<T>) {
-    value.value = static_cast<decltype(value.value)>(static_cast<int>(random.below(7)) - 3);  // ties are the rule
+    value.value = static_cast<decltype(value.value)>(static_cast<int>(random.below(7)) -
+                                                     3);  // ties are the rule
     if (random.below(8) == 0) draw(random, value.value);
     draw(random, value.index);
   } else if constexpr (requires { value.value; }) {  // logical
@@ -190,8 +209,9 @@ bool is_same(const T& a, const T& b) {
 }
 
 /// The first element that differs, or -1.
-inline std::ptrdiff_t first_difference(Dtype dtype, const void* a, const void* b, std::size_t count) {
-  if (std::memcmp(a, b, count * bytes(dtype)) == 0) return -1;
+inline std::ptrdiff_t first_difference(Dtype dtype, const void* a, const void* b,
+                                       std::size_t count) {
+  if (count == 0 || std::memcmp(a, b, count * bytes(dtype)) == 0) return -1;
   std::ptrdiff_t found = -1;
   visit(dtype, [&]<class T, class A>(Types<T, A>) {
     for (std::size_t i = 0; i < count && found < 0; ++i) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Settings: what is accepted, what is refused and how the refusal reads, what ranks compare and adopt; the log.
+// Settings: what is accepted, what is refused and how the refusal reads, what ranks compare and
+// adopt; the log.
 #include "base/config.hpp"
 
 #include <gtest/gtest.h>
@@ -54,9 +55,16 @@ TEST(Config, AnEmptyEnvironmentGivesTheDefaults) {
 }
 
 TEST(Config, EveryVariableIsRead) {
-  const Config config = read({{"TRIB_ENABLE", "0"}, {"TRIB_ALGORITHM", "recursive_doubling"}, {"TRIB_DETERMINISM", "order"},
-                              {"TRIB_ATTACH", "off"}, {"TRIB_SEGMENT", "file"}, {"TRIB_TIMEOUT", "2.5"}, {"TRIB_SLICE", "64K"},
-                              {"TRIB_LOG", "trace"}, {"TRIB_STATS", "1"}, {"PATH", "/bin"}});
+  const Config config = read({{"TRIB_ENABLE", "0"},
+                              {"TRIB_ALGORITHM", "recursive_doubling"},
+                              {"TRIB_DETERMINISM", "order"},
+                              {"TRIB_ATTACH", "off"},
+                              {"TRIB_SEGMENT", "file"},
+                              {"TRIB_TIMEOUT", "2.5"},
+                              {"TRIB_SLICE", "64K"},
+                              {"TRIB_LOG", "trace"},
+                              {"TRIB_STATS", "1"},
+                              {"PATH", "/bin"}});
   EXPECT_FALSE(config.enable);
   EXPECT_STREQ(config.algorithm, "recursive_doubling");
   EXPECT_EQ(config.determinism, Config::Determinism::order);
@@ -69,9 +77,16 @@ TEST(Config, EveryVariableIsRead) {
 }
 
 TEST(Config, BytesHaveSuffixes) {
-  const std::map<std::string, long> accepted = {{"0", 0}, {"1", 1}, {"65536", 65536}, {"1K", 1024}, {"3M", 3 << 20}, {"2G", 2L << 30},
-                                                {"9223372036854775807", 9223372036854775807}, {"8589934591G", 8589934591L << 30}};
-  for (const auto& [text, bytes] : accepted) EXPECT_EQ(read({{"TRIB_SLICE", text}}).slice, bytes) << text;
+  const std::map<std::string, long> accepted = {{"0", 0},
+                                                {"1", 1},
+                                                {"65536", 65536},
+                                                {"1K", 1024},
+                                                {"3M", 3 << 20},
+                                                {"2G", 2L << 30},
+                                                {"9223372036854775807", 9223372036854775807},
+                                                {"8589934591G", 8589934591L << 30}};
+  for (const auto& [text, bytes] : accepted)
+    EXPECT_EQ(read({{"TRIB_SLICE", text}}).slice, bytes) << text;
 }
 
 TEST(Config, SecondsMayHaveFractions) {
@@ -84,13 +99,17 @@ TEST(Config, WrongValuesAreRefused) {
   const std::map<std::string, std::vector<std::string>> wrong = {
       {"TRIB_ENABLE", {"", "2", "yes", "true", "1 ", " 1", "01"}},
       {"TRIB_STATS", {"", "on"}},
-      {"TRIB_ALGORITHM", {"", "Ring", "ring ", "two-shot", "../ring", std::string(32, 'a'), "r\xc3\xafng"}},
+      {"TRIB_ALGORITHM",
+       {"", "Ring", "ring ", "two-shot", "../ring", std::string(32, 'a'), "r\xc3\xafng"}},
       {"TRIB_DETERMINISM", {"", "Run", "ru", "runs", "0"}},
       {"TRIB_ATTACH", {"", "on", "automatic"}},
       {"TRIB_SEGMENT", {"", "automatic", "shm"}},
-      {"TRIB_TIMEOUT", {"", "-1", "-0", "+1", "nan", "inf", "1e10", "1e999", "10s", "1,5", "0x10", " 1", "1 ", "."}},
-      {"TRIB_SLICE", {"", "K", "-1", "+1", "1k", "1KB", "1KiB", "1.5M", "0x10", "1 K", " 1", "9223372036854775808",
-                      "8589934592G", "99999999999999999999"}},
+      {"TRIB_TIMEOUT",
+       {"", "-1", "-0", "+1", "nan", "inf", "1e10", "1e999", "10s", "1,5", "0x10", " 1", "1 ",
+        "."}},
+      {"TRIB_SLICE",
+       {"", "K", "-1", "+1", "1k", "1KB", "1KiB", "1.5M", "0x10", "1 K", " 1",
+        "9223372036854775808", "8589934592G", "99999999999999999999"}},
       {"TRIB_LOG", {"", "warning", "debug", "3"}},
   };
   for (const auto& [variable, values] : wrong) {
@@ -115,14 +134,18 @@ TEST(Config, RefusalsArePrintable) {
 }
 
 TEST(Config, AnUnknownVariableIsRefusedWithTheNearestName) {
-  EXPECT_EQ(refusal({{"TRIB_ALGORITM", "ring"}}), "TRIB_ALGORITM: no such setting (did you mean TRIB_ALGORITHM?)");
-  EXPECT_EQ(refusal({{"TRIB_TIME_OUT", "1"}}), "TRIB_TIME_OUT: no such setting (did you mean TRIB_TIMEOUT?)");
+  EXPECT_EQ(refusal({{"TRIB_ALGORITM", "ring"}}),
+            "TRIB_ALGORITM: no such setting (did you mean TRIB_ALGORITHM?)");
+  EXPECT_EQ(refusal({{"TRIB_TIME_OUT", "1"}}),
+            "TRIB_TIME_OUT: no such setting (did you mean TRIB_TIMEOUT?)");
   EXPECT_NE(refusal({{"TRIB_", "1"}}), "");
 }
 
 TEST(Config, OtherVariablesAndTheLaunchersAreLeftAlone) {
-  EXPECT_EQ(refusal({{"TRIBUTARY", "1"}, {"TRI", "1"}, {"trib_log", "1"}, {"X_TRIB_LOG", "1"}}), "");
-  for (const std::string_view name : launcher_variables()) EXPECT_EQ(refusal({{std::string(name), "anything"}}), "") << name;
+  EXPECT_EQ(refusal({{"TRIBUTARY", "1"}, {"TRI", "1"}, {"trib_log", "1"}, {"X_TRIB_LOG", "1"}}),
+            "");
+  for (const std::string_view name : launcher_variables())
+    EXPECT_EQ(refusal({{std::string(name), "anything"}}), "") << name;
 }
 
 TEST(Config, TheProcessEnvironmentIsRead) {
@@ -135,7 +158,10 @@ TEST(Config, TheProcessEnvironmentIsRead) {
 }
 
 TEST(Config, WhatASettingShowsItAlsoAccepts) {
-  Config config = read({{"TRIB_ALGORITHM", "ring"}, {"TRIB_TIMEOUT", "0.1"}, {"TRIB_SLICE", "3K"}, {"TRIB_LOG", "off"}});
+  Config config = read({{"TRIB_ALGORITHM", "ring"},
+                        {"TRIB_TIMEOUT", "0.1"},
+                        {"TRIB_SLICE", "3K"},
+                        {"TRIB_LOG", "off"}});
   for (const Setting& setting : settings()) {
     const std::string shown = setting.get(config);
     EXPECT_TRUE(setting.set(config, shown)) << setting.variable << "=" << shown;
@@ -156,7 +182,8 @@ TEST(Config, ARefusedValueChangesNothing) {
 }
 
 TEST(Config, DifferencesNameSharedSettingsOnly) {
-  const Config mine = read({{"TRIB_TIMEOUT", "10"}, {"TRIB_LOG", "info"}, {"TRIB_ALGORITHM", "ring"}});
+  const Config mine =
+      read({{"TRIB_TIMEOUT", "10"}, {"TRIB_LOG", "info"}, {"TRIB_ALGORITHM", "ring"}});
   const Config theirs = read({{"TRIB_TIMEOUT", "20"}, {"TRIB_STATS", "1"}});
   const auto lines = differences(mine, theirs);
   ASSERT_EQ(lines.size(), 2u);
@@ -166,8 +193,12 @@ TEST(Config, DifferencesNameSharedSettingsOnly) {
 }
 
 TEST(Config, AdoptTakesSharedSettingsOnly) {
-  const Config mine = read({{"TRIB_TIMEOUT", "10"}, {"TRIB_LOG", "info"}, {"TRIB_ALGORITHM", "recursive_doubling"}});
-  const Config theirs = read({{"TRIB_TIMEOUT", "0.3"}, {"TRIB_LOG", "off"}, {"TRIB_ALGORITHM", "ring"}, {"TRIB_ENABLE", "0"}});
+  const Config mine = read(
+      {{"TRIB_TIMEOUT", "10"}, {"TRIB_LOG", "info"}, {"TRIB_ALGORITHM", "recursive_doubling"}});
+  const Config theirs = read({{"TRIB_TIMEOUT", "0.3"},
+                              {"TRIB_LOG", "off"},
+                              {"TRIB_ALGORITHM", "ring"},
+                              {"TRIB_ENABLE", "0"}});
   const Config adopted = adopt(mine, theirs);
   EXPECT_EQ(adopted.timeout, 0.3);
   EXPECT_STREQ(adopted.algorithm, "ring");
@@ -176,7 +207,7 @@ TEST(Config, AdoptTakesSharedSettingsOnly) {
   EXPECT_TRUE(differences(adopted, theirs).empty());
 }
 
-// ------------------------------------------------------------------------------------------------- log
+// --------------------------------------------------------------------------------------------- log
 
 /// What `action` writes to standard error.
 template <class Action>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The element loops of every instruction set this machine has, against the reference: each operator on each type, any
-// number of sources and destinations, any alignment, all overlap that backend/reduce.hpp allows.
+// The element loops of every instruction set this machine has, against the reference: each operator
+// on each type, any number of sources and destinations, any alignment, all overlap that
+// backend/reduce.hpp allows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +18,8 @@ namespace {
 
 using Bytes = std::vector<unsigned char>;
 
-const std::vector<std::size_t> kCounts = {0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 1000, 4097};
+const std::vector<std::size_t> kCounts = {0,  1,  2,  3,  5,  7,  8,   15,   16,
+                                          17, 31, 33, 63, 64, 65, 100, 1000, 4097};
 const std::vector<int> kSources = {1, 2, 3, 4, 5, 8, 9};
 const std::vector<int> kDestinations = {1, 2, 3};
 const std::vector<Store> kStores = {Store::cached, Store::stream};
@@ -53,8 +55,10 @@ class Array {
   unsigned char* data() { return memory_.data() + start_; }
   bool is_margin_intact() const {
     const auto is_canary = [](unsigned char byte) { return byte == 0xa5; };
-    return std::all_of(memory_.begin(), memory_.begin() + static_cast<std::ptrdiff_t>(start_), is_canary) &&
-           std::all_of(memory_.begin() + static_cast<std::ptrdiff_t>(start_ + bytes_), memory_.end(), is_canary);
+    return std::all_of(memory_.begin(), memory_.begin() + static_cast<std::ptrdiff_t>(start_),
+                       is_canary) &&
+           std::all_of(memory_.begin() + static_cast<std::ptrdiff_t>(start_ + bytes_),
+                       memory_.end(), is_canary);
   }
 
  private:
@@ -73,8 +77,10 @@ TEST_P(ReduceTest, AgreesWithTheReference) {
       std::vector<Array> sources;
       std::vector<const void*> from;
       for (int k = 0; k < from_count; ++k) {
-        sources.emplace_back(size, variant % 4 == 0 ? 0 : variant * 7 + static_cast<std::size_t>(k) * 13);
-        reference::fill(dtype, sources.back().data(), count, count * 100 + static_cast<std::size_t>(k));
+        sources.emplace_back(size,
+                             variant % 4 == 0 ? 0 : variant * 7 + static_cast<std::size_t>(k) * 13);
+        reference::fill(dtype, sources.back().data(), count,
+                        count * 100 + static_cast<std::size_t>(k));
       }
       for (Array& source : sources) from.push_back(source.data());
       Bytes expected(size);
@@ -88,14 +94,16 @@ TEST_P(ReduceTest, AgreesWithTheReference) {
             std::vector<Array> results;
             std::vector<void*> to;
             for (int k = 0; k < to_count; ++k)
-              results.emplace_back(size, variant % 3 == 0 ? 0 : variant * 5 + static_cast<std::size_t>(k) * 8);
+              results.emplace_back(
+                  size, variant % 3 == 0 ? 0 : variant * 5 + static_cast<std::size_t>(k) * 8);
             for (Array& result : results) to.push_back(result.data());
             kernel(to.data(), to_count, from.data(), from_count, count, store);
             store_fence();
             for (Array& result : results) {
-              ASSERT_EQ(reference::first_difference(dtype, expected.data(), result.data(), count), -1)
-                  << table->isa << ", " << count << " elements, " << from_count << " sources, " << to_count
-                  << " destinations, store " << static_cast<int>(store);
+              ASSERT_EQ(reference::first_difference(dtype, expected.data(), result.data(), count),
+                        -1)
+                  << table->isa << ", " << count << " elements, " << from_count << " sources, "
+                  << to_count << " destinations, store " << static_cast<int>(store);
               ASSERT_TRUE(result.is_margin_intact());
             }
           }
@@ -109,7 +117,8 @@ TEST_P(ReduceTest, AgreesWithTheReference) {
 TEST_P(ReduceTest, DestinationsMayOverlapSourcesFromBelow) {
   const auto [op, dtype] = GetParam();
   constexpr std::size_t kSlack = 8192;
-  const std::vector<std::size_t> distances = {0, 1, 2, bytes(dtype), 3, 8, 15, 16, 17, 32, 63, 64, 65, 100, 300, 2048, 4095, 4096, 4100};
+  const std::vector<std::size_t> distances = {
+      0, 1, 2, bytes(dtype), 3, 8, 15, 16, 17, 32, 63, 64, 65, 100, 300, 2048, 4095, 4096, 4100};
   std::size_t variant = 0;
   for (const std::size_t count : {1, 3, 16, 33, 65, 100, 1000, 4097}) {
     const std::size_t size = count * bytes(dtype);
@@ -135,27 +144,34 @@ TEST_P(ReduceTest, DestinationsMayOverlapSourcesFromBelow) {
           for (const Bytes& source : memory) from.push_back(source.data() + kSlack);
           const std::size_t other = (aliased + 1) % memory.size();
           void* const to[] = {memory[aliased].data() + kSlack - distance,
-                              other != aliased ? memory[other].data() + kSlack : second.data(), third.data()};
-          table->reduce[static_cast<int>(op)][static_cast<int>(dtype)](to, to_count, from.data(), from_count, count, store);
+                              other != aliased ? memory[other].data() + kSlack : second.data(),
+                              third.data()};
+          table->reduce[static_cast<int>(op)][static_cast<int>(dtype)](to, to_count, from.data(),
+                                                                       from_count, count, store);
           store_fence();
           for (int k = 0; k < to_count; ++k) {
             ASSERT_EQ(reference::first_difference(dtype, expected.data(), to[k], count), -1)
-                << table->isa << ", " << count << " elements, " << from_count << " sources, to[" << k << "] of " << to_count
-                << ", to[0] " << distance << " bytes below source " << aliased << ", store " << static_cast<int>(store);
+                << table->isa << ", " << count << " elements, " << from_count << " sources, to["
+                << k << "] of " << to_count << ", to[0] " << distance << " bytes below source "
+                << aliased << ", store " << static_cast<int>(store);
           }
           // What is not a result is as before.
           Bytes& changed = memory[aliased];
-          std::memcpy(changed.data() + kSlack - distance, original[aliased].data() + kSlack - distance, size);
-          ASSERT_EQ(changed, original[aliased]) << table->isa << " wrote beside its result, " << count << " elements";
+          std::memcpy(changed.data() + kSlack - distance,
+                      original[aliased].data() + kSlack - distance, size);
+          ASSERT_EQ(changed, original[aliased])
+              << table->isa << " wrote beside its result, " << count << " elements";
         }
       }
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllCells, ReduceTest, testing::ValuesIn(defined_cells()), [](const auto& test) {
-  return std::string(name(test.param.op)) + "_" + std::string(name(test.param.dtype));
-});
+INSTANTIATE_TEST_SUITE_P(AllCells, ReduceTest, testing::ValuesIn(defined_cells()),
+                         [](const auto& test) {
+                           return std::string(name(test.param.op)) + "_" +
+                                  std::string(name(test.param.dtype));
+                         });
 
 /// Sources that overlap each other, both overlapped by the result: a prefix sum's access pattern.
 TEST(Reduce, OneDestinationMayOverlapSeveralSources) {
@@ -163,7 +179,8 @@ TEST(Reduce, OneDestinationMayOverlapSeveralSources) {
     for (const std::size_t count : {5, 64, 1000, 5000}) {
       for (const Store store : kStores) {
         std::vector<std::int32_t> values(count + 40), expected(count);
-        for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::int32_t>(i * i);
+        for (std::size_t i = 0; i < values.size(); ++i)
+          values[i] = static_cast<std::int32_t>(i * i);
         for (std::size_t i = 0; i < count; ++i) {
           expected[i] = 0;
           for (std::size_t shift = 0; shift < 6; ++shift) expected[i] += values[i + 3 * shift];
@@ -172,9 +189,11 @@ TEST(Reduce, OneDestinationMayOverlapSeveralSources) {
           void* const to = values.data();
           const void* from[6];
           for (int k = 0; k < from_count; ++k) from[k] = values.data() + 3 * k;
-          table->reduce[static_cast<int>(Op::sum)][static_cast<int>(Dtype::i32)](&to, 1, from, from_count, count, store);
+          table->reduce[static_cast<int>(Op::sum)][static_cast<int>(Dtype::i32)](
+              &to, 1, from, from_count, count, store);
           store_fence();
-          ASSERT_TRUE(std::equal(expected.begin(), expected.end(), values.begin())) << table->isa << " " << count;
+          ASSERT_TRUE(std::equal(expected.begin(), expected.end(), values.begin()))
+              << table->isa << " " << count;
         }
       }
     }
@@ -185,7 +204,8 @@ TEST(Reduce, KernelsAreThereExactlyWhereTheOperatorIsDefined) {
   for (const KernelTable* table : kernel_tables()) {
     for (const Op op : reference::ops()) {
       for (const Dtype dtype : reference::dtypes()) {
-        EXPECT_EQ(table->reduce[static_cast<int>(op)][static_cast<int>(dtype)] != nullptr, is_defined(op, dtype))
+        EXPECT_EQ(table->reduce[static_cast<int>(op)][static_cast<int>(dtype)] != nullptr,
+                  is_defined(op, dtype))
             << table->isa << " " << name(op) << " " << name(dtype);
       }
     }
@@ -195,8 +215,9 @@ TEST(Reduce, KernelsAreThereExactlyWhereTheOperatorIsDefined) {
 TEST(Reduce, TheBestInstructionSetIsChosen) {
   ASSERT_FALSE(kernel_tables().empty());
   EXPECT_STREQ(kernel_isa(), kernel_tables().front()->isa);
-  EXPECT_EQ(reduce_kernel(Op::sum, Dtype::f32),
-            kernel_tables().front()->reduce[static_cast<int>(Op::sum)][static_cast<int>(Dtype::f32)]);
+  EXPECT_EQ(
+      reduce_kernel(Op::sum, Dtype::f32),
+      kernel_tables().front()->reduce[static_cast<int>(Op::sum)][static_cast<int>(Dtype::f32)]);
   EXPECT_EQ(reduce_kernel(Op::band, Dtype::f32), nullptr);
 }
 
@@ -204,26 +225,31 @@ TEST(Reduce, TheBestInstructionSetIsChosen) {
 TEST(Reduce, ShortFloatsAreRoundedOnce) {
   for (const KernelTable* table : kernel_tables()) {
     for (const int from_count : {3, 4, 6, 64}) {
-      const half one{0x3c00}, tiny{0x1000};  // 1 and 2^-11: half an ulp of 1, which a half sum drops every time
-      std::vector<std::vector<half>> sources(static_cast<std::size_t>(from_count), std::vector<half>(70, tiny));
+      const half one{0x3c00},
+          tiny{0x1000};  // 1 and 2^-11: half an ulp of 1, which a half sum drops every time
+      std::vector<std::vector<half>> sources(static_cast<std::size_t>(from_count),
+                                             std::vector<half>(70, tiny));
       std::fill(sources[0].begin(), sources[0].end(), one);
       std::vector<const void*> from;
       for (const auto& source : sources) from.push_back(source.data());
       std::vector<half> result(70);
       void* const to = result.data();
-      table->reduce[static_cast<int>(Op::sum)][static_cast<int>(Dtype::f16)](&to, 1, from.data(), from_count, 70, Store::cached);
+      table->reduce[static_cast<int>(Op::sum)][static_cast<int>(Dtype::f16)](
+          &to, 1, from.data(), from_count, 70, Store::cached);
       const half expected = to_half(1.0f + static_cast<float>(from_count - 1) * 0x1p-11f);
-      for (const half value : result) ASSERT_EQ(value.bits, expected.bits) << table->isa << " " << from_count;
+      for (const half value : result)
+        ASSERT_EQ(value.bits, expected.bits) << table->isa << " " << from_count;
     }
   }
 }
 
-// ------------------------------------------------------------------------------------------------ copy
+// -------------------------------------------------------------------------------------------- copy
 
 TEST(Copy, AnyLengthAlignmentAndNumberOfDestinations) {
   std::size_t variant = 0;
   for (const KernelTable* table : kernel_tables()) {
-    for (const std::size_t size : {0, 1, 2, 7, 8, 31, 64, 65, 127, 1000, 4095, 4096, 4097, 5000, 70000}) {
+    for (const std::size_t size :
+         {0, 1, 2, 7, 8, 31, 64, 65, 127, 1000, 4095, 4096, 4097, 5000, 70000}) {
       for (const int to_count : kDestinations) {
         for (const Store store : kStores) {
           ++variant;
@@ -231,12 +257,14 @@ TEST(Copy, AnyLengthAlignmentAndNumberOfDestinations) {
           reference::fill(Dtype::byte, source.data(), size, variant);
           std::vector<Array> results;
           std::vector<void*> to;
-          for (int k = 0; k < to_count; ++k) results.emplace_back(size, variant * 3 + static_cast<std::size_t>(k));
+          for (int k = 0; k < to_count; ++k)
+            results.emplace_back(size, variant * 3 + static_cast<std::size_t>(k));
           for (Array& result : results) to.push_back(result.data());
           table->copy(to.data(), to_count, source.data(), size, store);
           store_fence();
           for (Array& result : results) {
-            ASSERT_EQ(std::memcmp(result.data(), source.data(), size), 0) << table->isa << " " << size;
+            ASSERT_EQ(std::memcmp(result.data(), source.data(), size), 0)
+                << table->isa << " " << size;
             ASSERT_TRUE(result.is_margin_intact());
           }
         }
@@ -263,10 +291,25 @@ TEST(Copy, MayOverlapFromBelow) {
               store_fence();
               for (int k = 0; k < to_count; ++k)
                 ASSERT_EQ(std::memcmp(to[k], expected.data(), size), 0)
-                    << table->isa << ", " << size << " bytes, to[" << k << "] of " << to_count << ", " << distance << " below";
+                    << table->isa << ", " << size << " bytes, to[" << k << "] of " << to_count
+                    << ", " << distance << " below";
             }
           }
         }
+      }
+    }
+  }
+}
+
+TEST(Copy, NothingMayBeNowhere) {
+  for (const KernelTable* table : kernel_tables()) {
+    void* const to[] = {nullptr, nullptr};
+    const void* const from[] = {nullptr, nullptr};
+    for (const int to_count : {1, 2}) {
+      table->copy(to, to_count, nullptr, 0, Store::stream);
+      for (const int from_count : {1, 2}) {
+        table->reduce[static_cast<int>(Op::sum)][static_cast<int>(Dtype::f64)](
+            to, to_count, from, from_count, 0, Store::cached);
       }
     }
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The tables of types and operators: conversions of 16-bit floats against other means of converting, what the operators
-// do at the edges, and the support matrix against the MPI standard's.
+// The tables of types and operators: conversions of 16-bit floats against other means of
+// converting, what the operators do at the edges, and the support matrix against the MPI
+// standard's.
 #include "base/types.hpp"
 
 #include <gtest/gtest.h>
@@ -19,19 +20,22 @@ namespace {
 
 float from_bits(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 
-/// Of a format with `digits` bits of precision whose smallest step is 2^`least`: to nearest, ties to even. NaN aside.
+/// Of a format with `digits` bits of precision whose smallest step is 2^`least`: to nearest, ties
+/// to even. NaN aside.
 double rounded(double value, int digits, int least, double most) {
   if (value == 0 || std::isinf(value)) return value;
   const int exponent = std::max(std::ilogb(value) - (digits - 1), least);
   const double result = std::ldexp(std::nearbyint(std::ldexp(value, -exponent)), exponent);
-  return std::abs(result) > most ? std::copysign(std::numeric_limits<double>::infinity(), value) : result;
+  return std::abs(result) > most ? std::copysign(std::numeric_limits<double>::infinity(), value)
+                                 : result;
 }
 
-// -------------------------------------------------------------------------------------------- elements
+// ---------------------------------------------------------------------------------------- elements
 
 TEST(Half, EveryValueBecomesTheFloatItStandsFor) {
   for (std::uint32_t bits = 0; bits <= 0xffff; ++bits) {
-    const int exponent = static_cast<int>(bits >> 10 & 31), mantissa = static_cast<int>(bits & 1023);
+    const int exponent = static_cast<int>(bits >> 10 & 31),
+              mantissa = static_cast<int>(bits & 1023);
     const double sign = bits & 0x8000 ? -1 : 1;
     const float value = to_float(half{static_cast<std::uint16_t>(bits)});
     if (exponent == 31 && mantissa != 0) {
@@ -61,8 +65,9 @@ TEST(Half, EveryValueSurvivesTheWayThroughFloat) {
   }
 }
 
-/// Every sign, exponent and half-precision mantissa, with what lies below the last bit: nothing, little, just less than
-/// half a step, half, just more than half, almost all. For subnormals the place of the half moves; random bits do those.
+/// Every sign, exponent and half-precision mantissa, with what lies below the last bit: nothing,
+/// little, just less than half a step, half, just more than half, almost all. For subnormals the
+/// place of the half moves; random bits do those.
 template <class Check>
 void for_floats_near_roundings(int dropped_bits, Check check) {
   const std::uint32_t half_step = 1u << (dropped_bits - 1), step = 1u << dropped_bits;
@@ -84,7 +89,8 @@ TEST(Half, FloatsAreRoundedToNearestEven) {
       return;
     }
 #ifdef __FLT16_MAX__
-    ASSERT_EQ(result.bits, std::bit_cast<std::uint16_t>(static_cast<_Float16>(value))) << std::hexfloat << value;
+    ASSERT_EQ(result.bits, std::bit_cast<std::uint16_t>(static_cast<_Float16>(value)))
+        << std::hexfloat << value;
 #else
     const double expected = rounded(value, 11, -24, 65504);
     ASSERT_EQ(to_float(result), expected) << std::hexfloat << value;
@@ -117,10 +123,11 @@ TEST(Bfloat16, FloatsAreRoundedToNearestEven) {
   });
 }
 
-// ------------------------------------------------------------------------------------------- operators
+// --------------------------------------------------------------------------------------- operators
 
 TEST(Operators, IntegersWrap) {
-  EXPECT_EQ(Sum::apply(std::int32_t{2147483647}, std::int32_t{1}), std::numeric_limits<std::int32_t>::min());
+  EXPECT_EQ(Sum::apply(std::int32_t{2147483647}, std::int32_t{1}),
+            std::numeric_limits<std::int32_t>::min());
   EXPECT_EQ(Sum::apply(std::int8_t{-128}, std::int8_t{-1}), 127);
   EXPECT_EQ(Prod::apply(std::uint16_t{65535}, std::uint16_t{65535}), 1);
   EXPECT_EQ(Prod::apply(std::int16_t{-2}, std::int16_t{3}), -6);
@@ -172,11 +179,12 @@ TEST(Operators, EqualValuesHaveTheLowerIndex) {
   EXPECT_EQ(tie.index, 6);
 }
 
-// ---------------------------------------------------------------------------------------------- tables
+// ------------------------------------------------------------------------------------------ tables
 
 TEST(Tables, NamesAreDistinct) {
   std::set<std::string_view> names;
-  for (const Dtype dtype : reference::dtypes()) EXPECT_TRUE(names.insert(name(dtype)).second) << name(dtype);
+  for (const Dtype dtype : reference::dtypes())
+    EXPECT_TRUE(names.insert(name(dtype)).second) << name(dtype);
   for (const Op op : reference::ops()) EXPECT_TRUE(names.insert(name(op)).second) << name(op);
 }
 
@@ -192,7 +200,8 @@ TEST(Tables, SizesAreThoseOfTheTypes) {
 
 /// MPI standard, predefined reduction operations: which operator takes which kind of type.
 TEST(Tables, TheSupportMatrixIsTheStandards) {
-  const std::set<Dtype> integers = {Dtype::i8, Dtype::i16, Dtype::i32, Dtype::i64, Dtype::u8, Dtype::u16, Dtype::u32, Dtype::u64};
+  const std::set<Dtype> integers = {Dtype::i8, Dtype::i16, Dtype::i32, Dtype::i64,
+                                    Dtype::u8, Dtype::u16, Dtype::u32, Dtype::u64};
   const std::set<Dtype> floats = {Dtype::f16, Dtype::bf16, Dtype::f32, Dtype::f64, Dtype::f80};
   const std::set<Dtype> complexes = {Dtype::cf32, Dtype::cf64, Dtype::cf80};
   const std::set<Dtype> logicals = {Dtype::l8, Dtype::l16, Dtype::l32, Dtype::l64};
@@ -201,11 +210,16 @@ TEST(Tables, TheSupportMatrixIsTheStandards) {
     const bool is_complex = complexes.count(dtype) != 0, is_logical = logicals.count(dtype) != 0;
     const bool is_byte = dtype == Dtype::byte;
     const bool is_location = !is_integer && !is_float && !is_complex && !is_logical && !is_byte;
-    for (const Op op : {Op::max, Op::min}) EXPECT_EQ(is_defined(op, dtype), is_integer || is_float) << name(dtype);
-    for (const Op op : {Op::sum, Op::prod}) EXPECT_EQ(is_defined(op, dtype), is_integer || is_float || is_complex) << name(dtype);
-    for (const Op op : {Op::land, Op::lor, Op::lxor}) EXPECT_EQ(is_defined(op, dtype), is_integer || is_logical) << name(dtype);
-    for (const Op op : {Op::band, Op::bor, Op::bxor}) EXPECT_EQ(is_defined(op, dtype), is_integer || is_byte) << name(dtype);
-    for (const Op op : {Op::maxloc, Op::minloc}) EXPECT_EQ(is_defined(op, dtype), is_location) << name(dtype);
+    for (const Op op : {Op::max, Op::min})
+      EXPECT_EQ(is_defined(op, dtype), is_integer || is_float) << name(dtype);
+    for (const Op op : {Op::sum, Op::prod})
+      EXPECT_EQ(is_defined(op, dtype), is_integer || is_float || is_complex) << name(dtype);
+    for (const Op op : {Op::land, Op::lor, Op::lxor})
+      EXPECT_EQ(is_defined(op, dtype), is_integer || is_logical) << name(dtype);
+    for (const Op op : {Op::band, Op::bor, Op::bxor})
+      EXPECT_EQ(is_defined(op, dtype), is_integer || is_byte) << name(dtype);
+    for (const Op op : {Op::maxloc, Op::minloc})
+      EXPECT_EQ(is_defined(op, dtype), is_location) << name(dtype);
   }
 }
 

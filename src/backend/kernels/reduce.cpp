@@ -43,16 +43,19 @@ int x86_64_level() {
   constexpr unsigned kFma = 1u << 12, kMovbe = 1u << 22, kF16c = 1u << 29, kLzcnt = 1u << 5;
   constexpr unsigned kBasic = kFma | kMovbe | kF16c;
   const bool has_basic = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & kBasic) == kBasic;
-  const bool has_extended = __get_cpuid(0x80000001u, &eax, &ebx, &ecx, &edx) != 0 && (ecx & kLzcnt) != 0;
-  if (!has_basic || !has_extended || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("bmi") ||
-      !__builtin_cpu_supports("bmi2"))
+  const bool has_extended =
+      __get_cpuid(0x80000001u, &eax, &ebx, &ecx, &edx) != 0 && (ecx & kLzcnt) != 0;
+  if (!has_basic || !has_extended || !__builtin_cpu_supports("avx2") ||
+      !__builtin_cpu_supports("bmi") || !__builtin_cpu_supports("bmi2"))
     return 2;
-  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512cd") ||
-      !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512cd") || !__builtin_cpu_supports("avx512dq") ||
+      !__builtin_cpu_supports("avx512vl"))
     return 3;
   return 4;
 }
-constexpr std::array kTables{&x86_64_v4::table, &x86_64_v3::table, &x86_64_v2::table, &generic::table};
+constexpr std::array kTables{&x86_64_v4::table, &x86_64_v3::table, &x86_64_v2::table,
+                             &generic::table};
 std::span<const KernelTable* const> supported() {
   const int level = x86_64_level();
   return std::span(kTables).subspan(static_cast<std::size_t>(4 - level));
@@ -62,12 +65,13 @@ constexpr std::array kTables{&generic::table};
 std::span<const KernelTable* const> supported() { return kTables; }
 #endif
 
-/// Constant-initialised, so that a call from anybody's static constructor works; threads that come here at the same
-/// time for the first time find the same.
+/// Constant-initialised, so that a call from anybody's static constructor works; threads that come
+/// here at the same time for the first time find the same.
 constinit std::atomic<const KernelTable*> chosen{nullptr};
 
 const KernelTable& table() {
-  const KernelTable* found = chosen.load(std::memory_order_relaxed);  // points to constants: nothing to order
+  const KernelTable* found =
+      chosen.load(std::memory_order_relaxed);  // points to constants: nothing to order
   if (found == nullptr) [[unlikely]] {
     found = kernel_tables().front();
     chosen.store(found, std::memory_order_relaxed);

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The loops over elements. This file is compiled once per instruction set (see CMakeLists.txt), each time with another
-// TRIB_ISA, and yields one KernelTable; reduce.cpp picks the table at run time.
+// The loops over elements. This file is compiled once per instruction set (see CMakeLists.txt),
+// each time with another TRIB_ISA, and yields one KernelTable; reduce.cpp picks the table at run
+// time.
 //
-// Beware of the one-definition rule: an inline function that this file shares with others (types.hpp, the standard
-// library) and that is emitted out of line may be the copy the linker keeps for the whole library, AVX-512 instructions
-// included, and then dies on an older CPU. So everything here has internal linkage, entry points are `flatten` (all
-// calls inlined), nothing of the standard library with a body is used, and a test finds weak symbols in the objects.
+// Beware of the one-definition rule: an inline function that this file shares with others
+// (types.hpp, the standard library) and that is emitted out of line may be the copy the linker
+// keeps for the whole library, AVX-512 instructions included, and then dies on an older CPU. So
+// everything here has internal linkage, entry points are `flatten` (all calls inlined), nothing of
+// the standard library with a body is used, and a test finds weak symbols in the objects.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -28,8 +30,9 @@ namespace {
 
 using Bytes = unsigned char;
 
-/// Bytes of a vector register: what one iteration of an inner loop takes of each source (of accumulators, where those
-/// are wider). With more, GCC 12 keeps the accumulators in memory, and the loop takes fifty times as long.
+/// Bytes of a vector register: what one iteration of an inner loop takes of each source (of
+/// accumulators, where those are wider). With more, GCC 12 keeps the accumulators in memory, and
+/// the loop takes fifty times as long.
 #if defined __AVX512F__
 constexpr std::size_t kTileBytes = 64;
 #elif defined __AVX2__
@@ -37,12 +40,13 @@ constexpr std::size_t kTileBytes = 32;
 #else
 constexpr std::size_t kTileBytes = 16;
 #endif
-/// Bytes of accumulators that stay in the first-level cache while many sources are folded into them.
+/// Bytes of accumulators that stay in the first-level cache while many sources are folded into
+/// them.
 constexpr std::size_t kBlockBytes = 4096;
 /// Sources that one inner loop folds in registers.
 constexpr int kFused = 4;
 
-// ------------------------------------------------------------------------------------------- elements
+// ---------------------------------------------------------------------------------------- elements
 
 /// An element at any address.
 template <class T>
@@ -77,11 +81,13 @@ constexpr bool is_complex<Complex<T>> = true;
 
 /// Whether vector registers can hold several values of type T.
 template <class T>
-constexpr bool has_lanes = std::is_integral_v<T> || std::is_same_v<T, float> || std::is_same_v<T, double>;
+constexpr bool has_lanes =
+    std::is_integral_v<T> || std::is_same_v<T, float> || std::is_same_v<T, double>;
 template <class T>
 constexpr bool has_lanes<Complex<T>> = has_lanes<T>;
 template <class V, class I>
-constexpr bool has_lanes<Pair<V, I>> = has_lanes<V> && has_lanes<I> && std::endian::native == std::endian::little;
+constexpr bool has_lanes<Pair<V, I>> =
+    has_lanes<V>&& has_lanes<I>&& std::endian::native == std::endian::little;
 
 /// Numbers in one element.
 template <class T>
@@ -91,9 +97,10 @@ constexpr int parts<Complex<T>> = 2;
 template <class V, class I>
 constexpr int parts<Pair<V, I>> = 2;
 
-/// W accumulators: with a constant W the compiler keeps them in vector registers. Loops over lanes must not be unrolled
-/// before they are vectorised, hence the pragmas. Numbers with two parts are taken apart: operators then work on whole
-/// vectors of each part. (Left together, GCC 12 makes twenty times the code for pairs, and slower.)
+/// W accumulators: with a constant W the compiler keeps them in vector registers. Loops over lanes
+/// must not be unrolled before they are vectorised, hence the pragmas. Numbers with two parts are
+/// taken apart: operators then work on whole vectors of each part. (Left together, GCC 12 makes
+/// twenty times the code for pairs, and slower.)
 template <class A, int W>
 struct Tile {
   A lane[W];
@@ -111,10 +118,13 @@ struct Tile<Pair<V, I>, W> {
   V value[W];
   I index[W];
   [[gnu::always_inline]] Pair<V, I> get(int i) const { return {value[i], index[i]}; }
-  [[gnu::always_inline]] void set(int i, Pair<V, I> pair) { value[i] = pair.value, index[i] = pair.index; }
+  [[gnu::always_inline]] void set(int i, Pair<V, I> pair) {
+    value[i] = pair.value, index[i] = pair.index;
+  }
 };
 
-// Conversion instructions round as to_half does and keep the same bits of a NaN; the portable form is slow as a vector.
+// Conversion instructions round as to_half does and keep the same bits of a NaN; the portable form
+// is slow as a vector.
 #if defined __AVX512F__
 template <class T, int W>
 constexpr bool has_half_instructions = std::is_same_v<T, half> && (W == 4 || W == 8 || W == 16);
@@ -126,32 +136,40 @@ template <class T, int W>
 constexpr bool has_half_instructions = false;
 #endif
 #ifdef __F16C__
-[[maybe_unused, gnu::always_inline]] inline void load_halves(Tile<float, 4>& tile, const Bytes* from) {
+[[maybe_unused, gnu::always_inline]] inline void load_halves(Tile<float, 4>& tile,
+                                                             const Bytes* from) {
   _mm_storeu_ps(tile.lane, _mm_cvtph_ps(_mm_loadu_si64(from)));
 }
-[[maybe_unused, gnu::always_inline]] inline void store_halves(Bytes* to, const Tile<float, 4>& tile) {
+[[maybe_unused, gnu::always_inline]] inline void store_halves(Bytes* to,
+                                                              const Tile<float, 4>& tile) {
   _mm_storeu_si64(to, _mm_cvtps_ph(_mm_loadu_ps(tile.lane), _MM_FROUND_TO_NEAREST_INT));
 }
-[[maybe_unused, gnu::always_inline]] inline void load_halves(Tile<float, 8>& tile, const Bytes* from) {
-  _mm256_storeu_ps(tile.lane, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+[[maybe_unused, gnu::always_inline]] inline void load_halves(Tile<float, 8>& tile,
+                                                             const Bytes* from) {
+  _mm256_storeu_ps(tile.lane,
+                   _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
-[[maybe_unused, gnu::always_inline]] inline void store_halves(Bytes* to, const Tile<float, 8>& tile) {
+[[maybe_unused, gnu::always_inline]] inline void store_halves(Bytes* to,
+                                                              const Tile<float, 8>& tile) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
                    _mm256_cvtps_ph(_mm256_loadu_ps(tile.lane), _MM_FROUND_TO_NEAREST_INT));
 }
 #endif
 #ifdef __AVX512F__
-[[maybe_unused, gnu::always_inline]] inline void load_halves(Tile<float, 16>& tile, const Bytes* from) {
-  _mm512_storeu_ps(tile.lane, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+[[maybe_unused, gnu::always_inline]] inline void load_halves(Tile<float, 16>& tile,
+                                                             const Bytes* from) {
+  _mm512_storeu_ps(tile.lane,
+                   _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 }
-[[maybe_unused, gnu::always_inline]] inline void store_halves(Bytes* to, const Tile<float, 16>& tile) {
+[[maybe_unused, gnu::always_inline]] inline void store_halves(Bytes* to,
+                                                              const Tile<float, 16>& tile) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
                       _mm512_cvtps_ph(_mm512_loadu_ps(tile.lane), _MM_FROUND_TO_NEAREST_INT));
 }
 #endif
 
-/// Both parts of a pair as unsigned integers of half its size (padding included): the compiler vectorises loads of
-/// alternating elements only where they have one type.
+/// Both parts of a pair as unsigned integers of half its size (padding included): the compiler
+/// vectorises loads of alternating elements only where they have one type.
 template <class P>
 using PairWord = std::conditional_t<sizeof(P) == 16, std::uint64_t, std::uint32_t>;
 template <class T, class U>
@@ -208,24 +226,29 @@ template <class T, class A, int W>
   }
 }
 
-// ----------------------------------------------------------------------------------------- inner loops
+// ------------------------------------------------------------------------------------- inner loops
 
-/// The types of one inner loop: the first operand and the result may be accumulators of an earlier pass.
+/// The types of one inner loop: the first operand and the result may be accumulators of an earlier
+/// pass.
 template <class Operator, class First, class Source, class Result, class Accumulator>
 struct Fold {
   /// Whether elements must be converted and no instruction does it.
   template <int W>
-  static constexpr bool is_converted = !std::is_same_v<Source, Accumulator> && !has_half_instructions<Source, W>;
+  static constexpr bool is_converted =
+      !std::is_same_v<Source, Accumulator> && !has_half_instructions<Source, W>;
   /// Elements of a full tile.
   static constexpr int width() {
     if (!has_lanes<Accumulator>) return 1;
-    if (!std::is_same_v<Source, half> || kTileBytes == 16) return kTileBytes * parts<Accumulator> / sizeof(Source);
+    if (!std::is_same_v<Source, half> || kTileBytes == 16)
+      return kTileBytes * parts<Accumulator> / sizeof(Source);
     return kTileBytes / sizeof(Accumulator);
   }
 
-  /// Elements [i, i + W). Every load comes before the first store: that makes overlap from below harmless.
+  /// Elements [i, i + W). Every load comes before the first store: that makes overlap from below
+  /// harmless.
   template <int W, int N, int D>
-  [[gnu::always_inline]] static inline void tile(Bytes* const (&to)[D], const Bytes* const (&from)[N], std::size_t i) {
+  [[gnu::always_inline]] static inline void tile(Bytes* const (&to)[D],
+                                                 const Bytes* const (&from)[N], std::size_t i) {
     if constexpr (is_converted<W>) {
       // In one loop, as converted values would go through memory between two.
       Tile<Result, W> rounded;
@@ -252,14 +275,17 @@ struct Fold {
       Tile<Accumulator, W> next;
       load<Source>(next, from[source] + i * sizeof(Source));
 #pragma GCC unroll 1
-      for (int lane = 0; lane < W; ++lane) sum.set(lane, Operator::apply(sum.get(lane), next.get(lane)));
+      for (int lane = 0; lane < W; ++lane)
+        sum.set(lane, Operator::apply(sum.get(lane), next.get(lane)));
     }
 #pragma GCC unroll 8
-    for (int destination = 0; destination < D; ++destination) store<Result>(to[destination] + i * sizeof(Result), sum);
+    for (int destination = 0; destination < D; ++destination)
+      store<Result>(to[destination] + i * sizeof(Result), sum);
   }
 
   template <int N, int D>
-  [[gnu::noinline, gnu::flatten]] static void run(void* const* to_pointers, const void* const* from_pointers,
+  [[gnu::noinline, gnu::flatten]] static void run(void* const* to_pointers,
+                                                  const void* const* from_pointers,
                                                   std::size_t count) {
     Bytes* to[D];
     const Bytes* from[N];
@@ -271,21 +297,25 @@ struct Fold {
       for (; i + W <= count; i += W) tile<W>(to, from, i);
     }
     constexpr int kShort = W * 16 / static_cast<int>(kTileBytes);
-    if constexpr (kShort > 1 && kShort < W) {  // vectors of 16 bytes, so that short calls need not go one by one
+    if constexpr (kShort > 1 &&
+                  kShort < W) {  // vectors of 16 bytes, so that short calls need not go one by one
       for (; i + kShort <= count; i += kShort) tile<kShort>(to, from, i);
     }
     for (; i < count; ++i) {
-      asm volatile("");  // few iterations are left: vectorised, they would cost more in checks than in work
+      asm volatile(
+          "");  // few iterations are left: vectorised, they would cost more in checks than in work
       tile<1>(to, from, i);
     }
   }
 };
 
-// ------------------------------------------------------------------------------------------------ copy
+// -------------------------------------------------------------------------------------------- copy
 
 #if defined __AVX512F__
 using Vector = __m512i;
-[[gnu::always_inline]] inline Vector load_vector(const Bytes* from) { return _mm512_loadu_si512(from); }
+[[gnu::always_inline]] inline Vector load_vector(const Bytes* from) {
+  return _mm512_loadu_si512(from);
+}
 [[gnu::always_inline]] inline void stream_vector(Bytes* to, Vector value) {
   _mm512_stream_si512(reinterpret_cast<__m512i*>(to), value);
 }
@@ -313,7 +343,8 @@ constexpr std::size_t kLine = 64;  // of a cache: the unit that a streamed store
   return -reinterpret_cast<std::uintptr_t>(address) % kLine;
 }
 
-/// memmove (for overlap from below) past the caches. The lines at both ends, where `to` is not aligned, are cached.
+/// memmove (for overlap from below) past the caches. The lines at both ends, where `to` is not
+/// aligned, are cached.
 [[gnu::noinline]] void stream_bytes(Bytes* to, const Bytes* from, std::size_t bytes) {
 #ifdef __SSE2__
   const std::size_t head = bytes_to_next_line(to);
@@ -339,7 +370,8 @@ constexpr std::size_t kLine = 64;  // of a cache: the unit that a streamed store
 /// Below this many bytes streaming does not pay.
 constexpr std::size_t kStreamBytes = 4096;
 
-[[gnu::always_inline]] inline void put(Bytes* to, const Bytes* from, std::size_t bytes, bool is_streamed) {
+[[gnu::always_inline]] inline void put(Bytes* to, const Bytes* from, std::size_t bytes,
+                                       bool is_streamed) {
   if (is_streamed) {
     stream_bytes(to, from, bytes);
   } else {
@@ -348,13 +380,16 @@ constexpr std::size_t kStreamBytes = 4096;
 }
 
 void copy(void* const* to, int to_count, const void* from, std::size_t bytes, Store store) {
+  if (bytes == 0) return;  // pointers may be null
   const bool is_streamed = store == Store::stream && bytes >= kStreamBytes;
   if (to_count == 1) {
-    if (to[0] != from) put(static_cast<Bytes*>(to[0]), static_cast<const Bytes*>(from), bytes, is_streamed);
+    if (to[0] != from)
+      put(static_cast<Bytes*>(to[0]), static_cast<const Bytes*>(from), bytes, is_streamed);
     return;
   }
-  // Block by block, so that all but the first read comes from the first-level cache. Destinations do not overlap each
-  // other, so at most one of them overlaps the source: it is written last, when nobody needs the source's block any more.
+  // Block by block, so that all but the first read comes from the first-level cache. Destinations
+  // do not overlap each other, so at most one of them overlaps the source: it is written last, when
+  // nobody needs the source's block any more.
   const auto source = reinterpret_cast<std::uintptr_t>(from);
   int last = -1;
   for (int k = 0; k < to_count; ++k) {
@@ -366,11 +401,12 @@ void copy(void* const* to, int to_count, const void* from, std::size_t bytes, St
     for (int k = 0; k < to_count; ++k) {
       if (k != last) put(static_cast<Bytes*>(to[k]) + start, block, part, is_streamed && k == 0);
     }
-    if (last >= 0 && to[last] != from) put(static_cast<Bytes*>(to[last]) + start, block, part, is_streamed && last == 0);
+    if (last >= 0 && to[last] != from)
+      put(static_cast<Bytes*>(to[last]) + start, block, part, is_streamed && last == 0);
   }
 }
 
-// ---------------------------------------------------------------------------------------------- reduce
+// ------------------------------------------------------------------------------------------ reduce
 
 template <class Operator, class T, class Accumulator>
 struct Reduction {
@@ -379,23 +415,30 @@ struct Reduction {
 
   /// `n` (2 to kFused) operands to one destination.
   template <class Loops>
-  [[gnu::always_inline]] static inline void fold(void* to, const void* const* from, int n, std::size_t count) {
+  [[gnu::always_inline]] static inline void fold(void* to, const void* const* from, int n,
+                                                 std::size_t count) {
     switch (n) {
-      case 2: return Loops::template run<2, 1>(&to, from, count);
-      case 3: return Loops::template run<3, 1>(&to, from, count);
-      default: return Loops::template run<kFused, 1>(&to, from, count);
+      case 2:
+        return Loops::template run<2, 1>(&to, from, count);
+      case 3:
+        return Loops::template run<3, 1>(&to, from, count);
+      default:
+        return Loops::template run<kFused, 1>(&to, from, count);
     }
   }
 
-  /// Any number of sources (from two) and destinations, by blocks that are accumulated in the first-level cache. Never in
-  /// a destination, which may overlap a source that is still to be folded.
-  [[gnu::noinline]] static void blocks(void* const* to, int to_count, const void* const* from, int from_count,
-                                       std::size_t count, bool is_streamed) {
+  /// Any number of sources (from two) and destinations, by blocks that are accumulated in the
+  /// first-level cache. Never in a destination, which may overlap a source that is still to be
+  /// folded.
+  [[gnu::noinline]] static void blocks(void* const* to, int to_count, const void* const* from,
+                                       int from_count, std::size_t count, bool is_streamed) {
     alignas(kLine) Bytes sums[kBlock * sizeof(Accumulator)];
     alignas(kLine) Bytes rounded[kBlock * sizeof(T)];
-    const bool is_direct = to_count == 1 && !is_streamed;  // the last fold can go where the result belongs
+    const bool is_direct =
+        to_count == 1 && !is_streamed;  // the last fold can go where the result belongs
     std::size_t part = kBlock;
-    if (is_streamed) {  // blocks that end where a line of the destination ends, if elements allow that
+    if (is_streamed) {  // blocks that end where a line of the destination ends, if elements allow
+                        // that
       const std::size_t head = bytes_to_next_line(to[0]);
       if (head != 0 && head % sizeof(T) == 0) part -= (kLine - head) / sizeof(T);
     }
@@ -410,16 +453,18 @@ struct Reduction {
         fold<Direct>(result, operands, first, part);
       } else {
         void* const accumulators = sums;
-        Fold<Operator, T, T, Accumulator, Accumulator>::template run<kFused, 1>(&accumulators, operands, part);
+        Fold<Operator, T, T, Accumulator, Accumulator>::template run<kFused, 1>(&accumulators,
+                                                                                operands, part);
         for (int folded = first; folded < from_count;) {
           const int left = from_count - folded;
           const int more = left < kFused - 1 ? left : kFused - 1;
           operands[0] = sums;
-          for (int k = 0; k < more; ++k) operands[k + 1] = static_cast<const Bytes*>(from[folded + k]) + offset;
+          for (int k = 0; k < more; ++k)
+            operands[k + 1] = static_cast<const Bytes*>(from[folded + k]) + offset;
           folded += more;
           if (folded < from_count) {
-            Fold<Operator, Accumulator, T, Accumulator, Accumulator>::template run<kFused, 1>(&accumulators, operands,
-                                                                                               part);
+            Fold<Operator, Accumulator, T, Accumulator, Accumulator>::template run<kFused, 1>(
+                &accumulators, operands, part);
           } else {
             fold<Fold<Operator, Accumulator, T, T, Accumulator>>(result, operands, more + 1, part);
           }
@@ -434,8 +479,8 @@ struct Reduction {
 
   /// A ReduceKernel for elements that are `lanes` values of type T each.
   template <int lanes>
-  static void reduce(void* const* to, int to_count, const void* const* from, int from_count, std::size_t count,
-                     Store store) {
+  static void reduce(void* const* to, int to_count, const void* const* from, int from_count,
+                     std::size_t count, Store store) {
     count *= lanes;
     const bool is_streamed = store == Store::stream && count * sizeof(T) >= kStreamBytes;
     if (!is_streamed && to_count == 1) {
@@ -452,7 +497,7 @@ struct Reduction {
   }
 };
 
-// ----------------------------------------------------------------------------------------------- table
+// ------------------------------------------------------------------------------------------- table
 
 /// The unsigned integer that stands for T under the operators below; void if there is none.
 template <class T>
@@ -460,8 +505,9 @@ struct Word {
   using type = void;
 };
 template <class T>
-  requires std::is_integral_v<T>
-struct Word<T> : std::make_unsigned<T> {};
+requires std::is_integral_v<T>
+struct Word<T> : std::make_unsigned<T> {
+};
 template <class T>
 struct Word<Logical<T>> : std::make_unsigned<T> {};
 template <>
@@ -471,12 +517,13 @@ struct Word<Byte> {
 
 /// Operators that yield the same bits on signed and unsigned integers, logical values and bytes.
 template <class Operator>
-constexpr bool is_sign_blind =
-    std::is_same_v<Operator, Sum> || std::is_same_v<Operator, Prod> || std::is_same_v<Operator, LAnd> ||
-    std::is_same_v<Operator, LOr> || std::is_same_v<Operator, LXor> || std::is_same_v<Operator, BAnd> ||
-    std::is_same_v<Operator, BOr> || std::is_same_v<Operator, BXor>;
+constexpr bool is_sign_blind = std::is_same_v<Operator, Sum> || std::is_same_v<Operator, Prod> ||
+                               std::is_same_v<Operator, LAnd> || std::is_same_v<Operator, LOr> ||
+                               std::is_same_v<Operator, LXor> || std::is_same_v<Operator, BAnd> ||
+                               std::is_same_v<Operator, BOr> || std::is_same_v<Operator, BXor>;
 
-/// The kernel of one cell of the tables. Cells with the same loops share them: there is less to compile and to load.
+/// The kernel of one cell of the tables. Cells with the same loops share them: there is less to
+/// compile and to load.
 template <class Operator, class T, class Accumulator>
 constexpr ReduceKernel kernel() {
   if constexpr (!Reduces<Operator, Accumulator>) {
@@ -494,7 +541,8 @@ constexpr ReduceKernel kernel() {
 template <class Operator>
 constexpr void fill(ReduceKernel (&row)[kDtypes]) {
   int dtype = 0;
-#define TRIB_CELL(name, element, accumulator) row[dtype++] = kernel<Operator, element, accumulator>();
+#define TRIB_CELL(name, element, accumulator) \
+  row[dtype++] = kernel<Operator, element, accumulator>();
   TRIB_DTYPES(TRIB_CELL)
 #undef TRIB_CELL
 }
