@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Open MPI's Fortran functions call PMPI_ straight away, so that they are replaced as well: mpif.h and the mpi module
 // (four spellings of a name, as compilers differ) and mpi_f08. Fortran of the MPICH family calls MPI_, which is
-// intercept.cpp's. The wheel of Open MPI has no Fortran; Debian's has.
+// intercept.cpp's, but for one: MPI_Finalize of MPICH 4.0's mpi_f08. The wheel of Open MPI has no Fortran; Debian's has.
 #include <dlfcn.h>
 
 #include <array>
@@ -36,6 +36,16 @@ class FortranFunction {
   std::array<const char*, 4> names_;
   mutable std::atomic<void*> address_{nullptr};
 };
+
+template <class Original>
+void finalize_fortran(const Original& original, int* ierror) {
+  finalize([&] {
+    original(ierror);
+    return MPI_SUCCESS;
+  });
+}
+
+#if TRIB_MPI_OPENMPI
 
 /// The addresses that stand for MPI_IN_PLACE or MPI_BOTTOM: of a common block, one per spelling.
 class Sentinel {
@@ -126,13 +136,7 @@ void enter(const FortranFunction& original, const Arguments& arguments) {
   if (ierror && !is_passed_on) *ierror = status;
 }
 
-template <class Original>
-void finalize_fortran(const Original& original, int* ierror) {
-  finalize([&] {
-    original(ierror);
-    return MPI_SUCCESS;
-  });
-}
+#endif  // TRIB_MPI_OPENMPI
 
 }  // namespace
 
@@ -140,6 +144,13 @@ void finalize_fortran(const Original& original, int* ierror) {
 
 using trib::Collective;
 using trib::mpi::FortranFunction;
+
+extern "C" void mpi_finalize_f08_(int* ierror) {
+  static constinit FortranFunction original({"mpi_finalize_f08_", nullptr, nullptr, nullptr});
+  trib::mpi::finalize_fortran(original, ierror);
+}
+
+#if TRIB_MPI_OPENMPI
 
 #define TRIB_SPELLINGS(lower, upper) \
   { #lower "_", #lower, #lower "__", #upper }
@@ -178,9 +189,5 @@ void mpi_finalize_(int* ierror) {
   trib::mpi::finalize_fortran(original, ierror);
 }
 TRIB_ALIASES(mpi_finalize, MPI_FINALIZE, (int*))
-
-void mpi_finalize_f08_(int* ierror) {
-  static constinit FortranFunction original({"mpi_finalize_f08_", nullptr, nullptr, nullptr});
-  trib::mpi::finalize_fortran(original, ierror);
 }
-}
+#endif  // TRIB_MPI_OPENMPI

@@ -167,7 +167,12 @@ int Library::missing(Entry entry) {
   return MPI_ERR_OTHER;
 }
 
-void* predefined(const char* symbol) { return dlsym(library().handle, symbol); }
+void* predefined(const char* symbol) {
+  // The program may hold the object (a copy relocation), and then the MPI uses that one too. Only an MPI that was loaded
+  // privately is not found this way.
+  void* address = dlsym(RTLD_DEFAULT, symbol);
+  return address ? address : dlsym(library().handle, symbol);
+}
 
 void check(int status, const char* function) {
   if (status == MPI_SUCCESS) return;

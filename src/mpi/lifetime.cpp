@@ -16,6 +16,9 @@ std::atomic<int> open_sessions;
 
 namespace {
 
+// Fortran's MPI_Finalize may call C's, and both are ours.
+std::atomic<int> finalize_depth;
+
 void end_of_mpi(bool is_world) noexcept {
   try {
     if (settings_of_process().stats) print_stats(is_world);
@@ -35,12 +38,14 @@ bool is_world_running() {
 }
 
 void begin_finalize() noexcept {
+  if (finalize_depth++ > 0) return;
   if (library().is_ours && is_world_running()) end_of_mpi(/*is_world=*/true);
 }
 
 // After the MPI's part: callbacks of the program that run in it may still reduce. Communicators of sessions that are
 // open stay, as other ranks may use them at a different time.
 void end_finalize() noexcept {
+  if (--finalize_depth > 0) return;
   if (library().is_ours && open_sessions == 0) free_members();
 }
 

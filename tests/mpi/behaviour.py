@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How the preload library behaves as a guest: one function per promise. `behaviour.py --list` names them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import launch
+
+
+class Context:
+    def __init__(self, mpis: dict[str, launch.Mpi], mpi: launch.Mpi, programs: Path, suffix: str):
+        self.mpis, self.mpi, self.programs, self.suffix = mpis, mpi, programs, suffix
+
+    def program(self, name: str) -> str:
+        return str(self.programs / f"mpi_{name}_{self.suffix}")
+
+    def run(self, ranks: int, command: list[str], **options) -> launch.Result:
+        return launch.run(self.mpi, ranks, command, **options)
+
+
+def expect(condition: bool, result: launch.Result | str) -> None:
+    if not condition:
+        print(result.output if isinstance(result, launch.Result) else result)
+        caller = sys._getframe(1)
+        sys.exit(f"{caller.f_code.co_name}, line {caller.f_lineno}: not as expected")
+
+
+def our_segments() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("*trib*")}
+
+
+def inert(context: Context) -> None:
+    """Nothing happens in programs without MPI."""
+    for command in (["bash", "-c", "echo fine"], [sys.executable, "-c", "import ctypes; print('fine')"]):
+        done = subprocess.run(
+            ["env", f"LD_PRELOAD={context.mpi.preload}", "LD_BIND_NOW=1", "TRIB_STATS=1", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        expect(done.returncode == 0 and done.stdout == "fine\n" and done.stderr == "", str(done))
+
+
+def bind_now(context: Context) -> None:
+    """All symbols resolve at once; nothing but the interposed functions and the C API is shown; no MPI is linked."""
+    result = context.run(2, [context.program("communicators")], env={"LD_BIND_NOW": "1"})
+    expect(result.status == 0, result)
+    shown = subprocess.run(
+        ["nm", "-D", "--defined-only", context.mpi.preload], capture_output=True, text=True, check=True
+    ).stdout
+    names = {line.split()[-1] for line in shown.splitlines()}
+    allowed = re.compile(
+        r"(MPI_(Allreduce|Reduce|Reduce_scatter|Reduce_scatter_block)(_c)?|MPI_(Session_init|Session_finalize|Finalize)"
+        r"|(mpi_|MPI_)(allreduce|reduce|reduce_scatter|reduce_scatter_block|finalize)(_|__|_f08_)?|trib_\w+)",
+        re.IGNORECASE,
+    )
+    expect(all(allowed.fullmatch(name) for name in names), "\n".join(sorted(names)))
+    expect(context.mpi.large_count == ("MPI_Allreduce_c" in names), "\n".join(sorted(names)))
+    needed = subprocess.run(
+        ["readelf", "-d", context.mpi.preload], capture_output=True, text=True, check=True
+    ).stdout
+    expect("NEEDED" in needed and not re.search(r"NEEDED.*libmpi", needed), needed)
+
+
+def other_family(context: Context) -> None:
+    """Under an MPI of another family it says so once and passes every call through."""
+    for other in {mpi.preload for mpi in context.mpis.values()} - {context.mpi.preload}:
+        for name in ("passthrough", "communicators"):
+            result = context.run(
+                3, [context.program(name)], preload=other, env={"TEST_UNSERVED": "1", "TRIB_STATS": "1"}
+            )
+            expect(result.status == 0, result)
+            expect(result.output.count("this preload library is for") == 1, result)
+
+
+def stats(context: Context) -> None:
+    """TRIB_STATS prints one table per job, on standard error, also where nothing was called."""
+    result = context.run(3, [context.program("passthrough")], env={"TRIB_STATS": "1"})
+    expect(result.status == 0 and result.output.count("tributary: statistics, average of 3 ranks") == 1, result)
+    expect(re.search(r"^  allreduce +\w+ +\d+ ", result.output, re.MULTILINE) is not None, result)
+    expect(re.search(r"^  user-defined operator +2$", result.output, re.MULTILINE) is not None, result)
+    result = context.run(2, [context.program("passthrough")])
+    expect(result.status == 0 and "tributary" not in result.output, result)
+    result = context.run(1, [context.program("passthrough")], env={"TRIB_STATS": "1"})
+    expect("no calls were served" in result.output and "only one rank" in result.output, result)
+    result = context.run(2, [context.program("lifetime"), "session"], env={"TRIB_STATS": "1"})
+    if result.status == 0 and context.mpi.large_count:
+        expect(result.output.count("tributary: statistics, this rank (rank 0 of 2)") == 1, result)
+
+
+def settings(context: Context) -> None:
+    """A setting that is wrong becomes an MPI error that names it; TRIB_ENABLE=0 leaves all to the MPI."""
+    result = context.run(2, [context.program("passthrough")], env={"TRIB_TIMEOUT": "soon"}, timeout=60)
+    expect(result.status != 0 and not result.timed_out and "TRIB_TIMEOUT" in result.output, result)
+    result = context.run(2, [context.program("passthrough")], env={"TRIB_ALGORITHM": "rign"}, timeout=60)
+    expect(result.status != 0 and not result.timed_out and "rign" in result.output, result)
+    result = context.run(
+        2, [context.program("passthrough")], env={"TRIB_ENABLE": "0", "TEST_UNSERVED": "1", "TRIB_STATS": "1"}
+    )
+    expect(result.status == 0 and "no calls were served" in result.output, result)
+
+
+def disagreement(context: Context) -> None:
+    """Ranks that disagree get an error that names both sides, and none hangs."""
+    for case in ("count", "op", "type", "root", "collective", "counts", "first", "large-count", "agree"):
+        for ranks in (2, 3):
+            result = context.run(ranks, [context.program("errors"), case], timeout=40)
+            expect(result.status == 0, result)
+
+
+def time_limit(context: Context) -> None:
+    """A peer that does not come in time is an error after TRIB_TIMEOUT."""
+    for ranks in (2, 3):
+        env = {"TRIB_TIMEOUT": "1"}
+        result = context.run(ranks, [context.program("errors"), "timeout"], env=env, timeout=40)
+        expect(result.status == 0, result)
+
+
+def killed(context: Context) -> None:
+    """After kill -9 of a rank its peers get an error, and nothing of ours is left in /dev/shm."""
+    before = our_segments()
+    options = []
+    if context.mpi.kind == "mpich":
+        options = ["-disable-auto-cleanup"]
+    for ranks in (2, 3):
+        result = context.run(ranks, [context.program("errors"), "killed"], options=options, timeout=40)
+        expect(not result.timed_out, result)
+        if options:  # the others live to tell
+            expect("tributary" in result.output, result)
+            expect(result.output.count("as expected") == ranks - 1, result)
+    for segment in ("memfd", "file"):
+        context.run(3, [context.program("errors"), "killed"], env={"TRIB_SEGMENT": segment}, timeout=40)
+    time.sleep(0.2)
+    expect(our_segments() <= before, str(our_segments()))
+
+
+def private_mpi(context: Context) -> None:
+    """An MPI that is loaded later, privately, is found, and serves."""
+    module = str(context.programs / f"libmpi_private_{context.suffix}.so")
+    result = context.run(2, [context.program("private"), module], env={"TRIB_STATS": "1"})
+    expect(result.status == 0 and re.search(r"^  allreduce ", result.output, re.MULTILINE) is not None, result)
+
+
+CHECKS: dict[str, Callable[[Context], None]] = {
+    function.__name__: function
+    for function in (
+        inert,
+        bind_now,
+        other_family,
+        stats,
+        settings,
+        disagreement,
+        time_limit,
+        killed,
+        private_mpi,
+    )
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mpis")
+    parser.add_argument("--mpi")
+    parser.add_argument("--programs", type=Path)
+    parser.add_argument("--suffix")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("checks", nargs="*")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(CHECKS))
+        return 0
+    mpis = launch.known(arguments.mpis)
+    context = Context(mpis, mpis[arguments.mpi], arguments.programs, arguments.suffix)
+    for name in arguments.checks or CHECKS:
+        CHECKS[name](context)
+        print(f"{name}: fine")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Every kind of communicator, many at once, freed in any order, and handles that are used again.
+#include <algorithm>
+#include <vector>
+
+#include "check.hpp"
+
+namespace {
+
+void reduce_on(MPI_Comm comm) {
+  int rank, size;
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &size);
+  for (const int count : {1, 300}) {
+    std::vector<int> in(static_cast<std::size_t>(count), rank + 1), out(in.size(), -1);
+    MPI_Allreduce(in.data(), out.data(), count, MPI_INT, MPI_SUM, comm);
+    for (const int value : out) CHECK(value == size * (size + 1) / 2, "allreduce of %d: %d", count, value);
+    MPI_Reduce(in.data(), out.data(), count, MPI_INT, MPI_MAX, size - 1, comm);
+    if (rank == size - 1) CHECK(out.back() == size, "reduce of %d", count);
+  }
+  if (is_served_here()) CHECK((last_algorithm(comm) == "mpi") == (size == 1), "%s", last_algorithm(comm).c_str());
+}
+
+int seen_copies, seen_deletes;
+int copy(MPI_Comm, int, void*, void* value, void* out, int* flag) {
+  ++seen_copies;
+  *static_cast<void**>(out) = value;
+  *flag = 1;
+  return MPI_SUCCESS;
+}
+int forget(MPI_Comm, int, void*, void*) {
+  ++seen_deletes;
+  return MPI_SUCCESS;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  const int rank = world_rank(), size = world_size();
+
+  // The program's own attributes: Tributary makes no communicator behind its back.
+  int keyval;
+  MPI_Comm_create_keyval(copy, forget, &keyval, nullptr);
+  MPI_Comm_set_attr(MPI_COMM_WORLD, keyval, nullptr);
+  reduce_on(MPI_COMM_WORLD);
+  reduce_on(MPI_COMM_SELF);
+  CHECK(seen_copies == 0 && seen_deletes == 0, "%d %d", seen_copies, seen_deletes);
+
+  MPI_Comm dup, dup_of_dup;
+  MPI_Comm_dup(MPI_COMM_WORLD, &dup);
+  reduce_on(dup);
+  MPI_Comm_dup(dup, &dup_of_dup);
+  CHECK(last_algorithm(dup_of_dup) == "" || last_algorithm(dup_of_dup) == "none", "");
+  MPI_Comm_free(&dup);
+  reduce_on(dup_of_dup);
+  MPI_Comm_free(&dup_of_dup);
+  CHECK(seen_copies == 2 && seen_deletes == 2, "%d %d", seen_copies, seen_deletes);
+  MPI_Comm_delete_attr(MPI_COMM_WORLD, keyval);
+  MPI_Comm_free_keyval(&keyval);
+
+  // Halves, reversed, odd ones out.
+  for (const int key : {1, -1}) {
+    MPI_Comm part;
+    MPI_Comm_split(MPI_COMM_WORLD, rank % 2, key * rank, &part);
+    reduce_on(part);
+    MPI_Comm_free(&part);
+    MPI_Comm_split(MPI_COMM_WORLD, rank == 0 ? MPI_UNDEFINED : 1, key * rank, &part);
+    if (part != MPI_COMM_NULL) {
+      reduce_on(part);
+      MPI_Comm_free(&part);
+    }
+  }
+
+  // Many at once, in use together, freed in an order of their own.
+  std::vector<MPI_Comm> many(40);
+  for (MPI_Comm& comm : many) MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  for (int i = 0; i < 3; ++i)
+    for (std::size_t c = 0; c < many.size(); ++c) reduce_on(many[(c * 7 + static_cast<std::size_t>(i)) % many.size()]);
+  for (std::size_t c = 0; c < many.size(); c += 2) MPI_Comm_free(&many[c]);
+  for (std::size_t c = 1; c < many.size(); c += 2) reduce_on(many[c]);
+  for (std::size_t c = many.size() - 1; c < many.size(); c -= 2) MPI_Comm_free(&many[c]);
+
+  // Handles come again and mean another communicator, with other ranks.
+  for (int i = 0; i < 60; ++i) {
+    MPI_Comm comm;
+    MPI_Comm_split(MPI_COMM_WORLD, i % 3 == 0 ? 0 : (rank + i) % 2, i % 5 == 0 ? -rank : rank, &comm);
+    reduce_on(comm);
+    MPI_Comm_free(&comm);
+  }
+
+  // An intercommunicator: the result comes from the other side.
+  if (size >= 2) {
+    MPI_Comm local, inter;
+    MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &local);
+    MPI_Intercomm_create(local, 0, MPI_COMM_WORLD, 1 - rank % 2, 5, &inter);
+    int mine = rank % 2 ? 10 : 1, result = 0, remote = 0;
+    MPI_Comm_remote_size(inter, &remote);
+    MPI_Allreduce(&mine, &result, 1, MPI_INT, MPI_SUM, inter);
+    CHECK(result == remote * (rank % 2 ? 1 : 10), "intercommunicator: %d", result);
+    CHECK(!was_served(inter), "");
+    MPI_Comm_free(&inter);
+    MPI_Comm_free(&local);
+  }
+
+  // A communicator made by a group, and one that is disconnected.
+  MPI_Group all, some;
+  MPI_Comm_group(MPI_COMM_WORLD, &all);
+  int first[] = {0, size - 1, 1};
+  MPI_Group_incl(all, std::min(size, 2), first, &some);
+  if (rank == 0 || rank == size - 1) {
+    MPI_Comm few;
+    MPI_Comm_create_group(MPI_COMM_WORLD, some, 3, &few);
+    reduce_on(few);
+    MPI_Comm_disconnect(&few);
+  }
+  MPI_Group_free(&some);
+  MPI_Group_free(&all);
+  reduce_on(MPI_COMM_WORLD);
+  MPI_Finalize();
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Ranks that disagree get an error that names both sides, without hanging; so do ranks whose peer never comes. One case
+// per run, as the communicator is unusable afterwards.
+#include <chrono>
+#include <csignal>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+
+namespace {
+
+int handler_calls;
+void handler(MPI_Comm*, int*, ...) { ++handler_calls; }
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  const int rank = world_rank(), size = world_size();
+  const std::string what = argc > 1 ? argv[1] : "count";
+  const bool odd = rank == size - 1;
+  MPI_Comm comm;
+  MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  MPI_Errhandler errhandler;
+  MPI_Comm_create_errhandler(handler, &errhandler);
+  MPI_Comm_set_errhandler(comm, errhandler);
+
+  const int count = what.find("large") == 0 ? 1 << 20 : 10;
+  std::vector<double> in(static_cast<std::size_t>(count) + 2, 1), out(in.size());
+  const auto reduce = [&](int n) { return MPI_Allreduce(in.data(), out.data(), n, MPI_DOUBLE, MPI_SUM, comm); };
+  int status = MPI_SUCCESS;
+  if (what != "first") {
+    status = reduce(3);  // all agree
+    CHECK(status == MPI_SUCCESS, "");
+  }
+  std::vector<std::string> expected;  // in the text
+  int expected_class = MPI_ERR_ARG;
+
+  if (what == "count" || what == "large-count" || what == "first") {
+    status = reduce(odd ? count + 1 : count);
+    expected = {std::to_string(count), std::to_string(count + 1)};
+  } else if (what == "op") {
+    status = MPI_Allreduce(in.data(), out.data(), count, MPI_DOUBLE, odd ? MPI_MAX : MPI_SUM, comm);
+    expected = {"sum", "max"};
+  } else if (what == "type") {
+    status = MPI_Allreduce(in.data(), out.data(), count, odd ? MPI_FLOAT : MPI_DOUBLE, MPI_SUM, comm);
+    expected = {"f32", "f64"};
+  } else if (what == "root") {
+    status = MPI_Reduce(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, odd ? 1 : 0, comm);
+    expected = {"root 0", "root 1"};
+  } else if (what == "collective") {
+    status = odd ? MPI_Reduce(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, 0, comm) : reduce(count);
+    expected = {"MPI_Allreduce", "MPI_Reduce "};
+  } else if (what == "counts") {
+    std::vector<int> counts(static_cast<std::size_t>(size), 2);
+    if (odd) {
+      ++counts[0];
+      --counts[1];
+    }
+    status = MPI_Reduce_scatter(in.data(), out.data(), counts.data(), MPI_DOUBLE, MPI_SUM, comm);
+    expected = {"MPI_Reduce_scatter", "recvcounts"};
+  } else if (what == "timeout") {  // with TRIB_TIMEOUT
+    expected = {"TRIB_TIMEOUT"};
+    expected_class = MPI_ERR_OTHER;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+    if (!odd) status = reduce(count);
+    std::this_thread::sleep_until(end);
+  } else if (what == "killed") {  // the launcher must not clean up
+    expected_class = MPI_ERR_OTHER;
+    if (odd) std::raise(SIGKILL);
+    status = reduce(count);
+    if (status == MPI_SUCCESS) status = reduce(count);  // a Reduce's leaves may be done before
+  } else if (what == "agree") {  // that this test can tell
+    status = reduce(count);
+    CHECK(status == MPI_SUCCESS && handler_calls == 0, "");
+    MPI_Comm_free(&comm);
+    MPI_Errhandler_free(&errhandler);
+    MPI_Finalize();
+    return 0;
+  } else {
+    fail(__FILE__, __LINE__, "no such case: %s", what.c_str());
+  }
+
+  // A rank that only sends in a Reduce has nothing to wait for, and learns it in its next call.
+  if (status == MPI_SUCCESS && (what == "root" || what == "collective")) status = reduce(count);
+
+  if (!(what == "timeout" && odd)) {
+    CHECK(status != MPI_SUCCESS, "rank %d got no error", rank);
+    CHECK(handler_calls == 1, "the error handler was called %d times", handler_calls);
+    const std::string text = error_text(status);
+    std::fprintf(stderr, "rank %d: %s\n", rank, text.c_str());
+    CHECK(has(text, "tributary: "), "%s", text.c_str());
+    for (const std::string& part : expected) CHECK(has(text, part), "no \"%s\" in: %s", part.c_str(), text.c_str());
+    // MPICH 4.0 has no room for codes in its own classes.
+    // A rank that learns of it from a peer has a peer that failed.
+    if (!std::getenv("TEST_OWN_CLASSES") && !has(text, " failed: "))
+      CHECK(error_class(status) == expected_class, "class %d, not %d", error_class(status), expected_class);
+  }
+  // From now on every call says so at once.
+  status = reduce(count);
+  CHECK(status != MPI_SUCCESS, "");
+  CHECK(has(error_text(status), "unusable") || (what == "timeout" && odd), "%s", error_text(status).c_str());
+  // Others are as before.
+  if (what != "killed") {
+    int one = 1, all = 0;
+    MPI_Allreduce(&one, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    CHECK(all == size, "");
+    MPI_Comm_free(&comm);
+    MPI_Errhandler_free(&errhandler);
+    if (rank == 0) std::printf("as expected\n");
+    MPI_Finalize();
+    return 0;
+  }
+  std::printf("as expected\n");
+  std::fflush(stdout);
+  _exit(0);
+}

@@ -1,0 +1,13 @@
+! SPDX-License-Identifier: BSD-3-Clause
+#define OP_T integer
+subroutine add_up(in, inout, n, datatype)
+  implicit none
+  integer :: n, datatype
+  integer :: in(n), inout(n)
+  inout = inout + in
+end subroutine
+
+program test_mpi
+  use mpi
+  implicit none
+#include "fortran/body.inc"

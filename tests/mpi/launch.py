@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Run an MPI program as CTest's command, with and without a preload library.
+
+The build writes mpis.json: for each MPI its kind (mpich, intel, openmpi), launcher, prefix and preload library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Mpi:
+    name: str
+    kind: str
+    launcher: str
+    root: str
+    preload: str
+    large_count: bool = True
+    options: list[str] = field(default_factory=list)
+
+    def environment(self) -> dict[str, str]:
+        variables = {}
+        if self.kind == "openmpi":
+            # PMIx and its friends look for their files where they were built, not where they are.
+            if self.root:
+                variables = dict.fromkeys(["OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"], self.root)
+            variables["OMPI_MCA_btl_base_warn_component_unused"] = "0"
+        if self.kind == "intel":
+            variables = {
+                "I_MPI_ROOT": self.root,
+                "I_MPI_FABRICS": "shm",
+                "LD_LIBRARY_PATH": self.root + "/lib",
+            }
+        return variables
+
+    def command(self, ranks: int) -> list[str]:
+        options = list(self.options)
+        if self.kind == "openmpi":
+            options += ["--oversubscribe", "--bind-to", "none"]
+            if os.getuid() == 0:
+                options.append("--allow-run-as-root")
+        return [self.launcher, *options, "-n", str(ranks)]
+
+
+@dataclass
+class Result:
+    status: int
+    output: str
+    timed_out: bool = False
+
+
+def known(file: str | Path) -> dict[str, Mpi]:
+    return {row["name"]: Mpi(**row) for row in json.loads(Path(file).read_text())}
+
+
+def run(
+    mpi: Mpi,
+    ranks: int,
+    command: list[str],
+    *,
+    preload: str | None = "",
+    env: dict[str, str] | None = None,
+    timeout: float = 120,
+    options: list[str] | None = None,
+) -> Result:
+    """Preload "": the library of this MPI; None: nothing."""
+    variables = dict(os.environ)
+    for name in list(variables):
+        if name.startswith("TRIB_"):
+            del variables[name]
+    variables |= mpi.environment()
+    inner = ["env"]
+    if preload is not None:
+        inner.append(f"LD_PRELOAD={preload or mpi.preload}")
+    inner += [f"{name}={value}" for name, value in (env or {}).items()]
+    launcher = mpi.command(ranks)
+    process = subprocess.Popen(
+        [launcher[0], *(options or []), *launcher[1:], *inner, *command],
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+        return Result(process.returncode, output.decode(errors="replace"))
+    except subprocess.TimeoutExpired:
+        process.terminate()  # the launcher ends its ranks
+        try:
+            output, _ = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+        return Result(124, output.decode(errors="replace"), timed_out=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mpis", required=True)
+    parser.add_argument("--mpi", required=True)
+    parser.add_argument("--ranks", required=True, help="1,2,3")
+    parser.add_argument("--no-preload", action="store_true")
+    parser.add_argument("--env", action="append", default=[])
+    parser.add_argument("--timeout", type=float, default=120)
+    parser.add_argument("--attempts", type=int, default=1, help="for MPIs that fail by themselves at times")
+    parser.add_argument("--expect", action="append", default=[], help="text in the output")
+    parser.add_argument("command", nargs="+")
+    arguments = parser.parse_args()
+    mpi = known(arguments.mpis)[arguments.mpi]
+    for ranks in map(int, arguments.ranks.split(",")):
+        for attempt in range(arguments.attempts):
+            result = run(
+                mpi,
+                ranks,
+                arguments.command,
+                preload=None if arguments.no_preload else "",
+                env=dict(item.split("=", 1) for item in arguments.env),
+                timeout=arguments.timeout,
+            )
+            missing = [text for text in arguments.expect if text not in result.output]
+            if result.status == 0 and not missing:
+                break
+            print(f"--- {mpi.name}, {ranks} ranks, attempt {attempt + 1}: status {result.status}")
+            print(result.output)
+            if missing:
+                print(f"--- missing in the output: {missing}")
+        else:
+            return 1
+        print(f"{mpi.name}, {ranks} ranks: fine")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

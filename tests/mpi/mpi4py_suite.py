@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Run mpi4py's test_cco_* without and with the preload library, and compare outcomes.
+
+Without a network and without the package in the folder the test is skipped (status 77).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import launch
+
+
+def source(folder: Path, version: str) -> Path | None:
+    root = folder / f"mpi4py-{version}"
+    if not (root / "test" / "main.py").exists():
+        archive = folder / f"mpi4py-{version}.tar.gz"
+        if not archive.exists():
+            fetched = subprocess.run(
+                [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+                 "--no-build-isolation", "--no-binary", "mpi4py", f"mpi4py=={version}", "--dest", str(folder)],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            if not archive.exists():
+                print(fetched.stdout, fetched.stderr)
+                return None
+        with tarfile.open(archive) as file:
+            file.extractall(folder, filter="data")
+    return root
+
+
+def outcome(output: str) -> list[str]:
+    """Say how each rank ended, and which tests did not pass."""
+    return sorted(re.findall(r"^(?:FAIL|ERROR): \S+ \S+|^Ran \d+ tests|^(?:OK|FAILED).*$", output, re.MULTILINE))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mpis", required=True)
+    parser.add_argument("--mpi", required=True)
+    parser.add_argument("--ranks", required=True)
+    parser.add_argument("--version", required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    arguments = parser.parse_args()
+    mpi = launch.known(arguments.mpis)[arguments.mpi]
+    root = source(arguments.folder, arguments.version)
+    if root is None:
+        print("no source package of mpi4py")
+        return 77
+    names = sorted(path.stem for path in (root / "test").glob("test_cco_*.py"))
+    command = [sys.executable, str(root / "test" / "main.py"), "-q", "-f", *names]
+    env = {"LD_LIBRARY_PATH": mpi.root + "/lib"}
+    for ranks in map(int, arguments.ranks.split(",")):
+        plain = launch.run(mpi, ranks, command, preload=None, env=env, timeout=400)
+        ours = launch.run(mpi, ranks, command, env=env | {"TRIB_STATS": "1"}, timeout=400)
+        served = re.findall(r"^  (allreduce|reduce|reduce_scatter|reduce_scatter_block) .*$", ours.output, re.MULTILINE)
+        if outcome(plain.output) != outcome(ours.output) or plain.status != ours.status or len(set(served)) < 4:
+            print("--- without:", plain.status, plain.output[-3000:], sep="\n")
+            print("--- with:", ours.status, ours.output[-6000:], sep="\n")
+            return 1
+        statistics = ours.output.find("tributary: statistics")
+        print(f"{ranks} ranks: {outcome(ours.output)}\n{ours.output[statistics:]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

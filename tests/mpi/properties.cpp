@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Operator x type x count x alignment x in place x root, for the four collectives and their large-count forms, against a
+// left fold written down plainly. Inputs are small, so that floating-point results are exact in any order.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "check.hpp"
+
+namespace {
+
+int rank, size;
+bool is_thorough;
+long calls;
+
+std::uint32_t scramble(std::uint64_t x) {
+  x = (x ^ (x >> 31)) * 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9u;
+  return static_cast<std::uint32_t>(x >> 32);
+}
+
+/// Choices that all ranks make alike.
+std::uint64_t dice = 1;
+int choose(int below) { return static_cast<int>(scramble(++dice) % static_cast<unsigned>(below)); }
+
+// ------------------------------------------------------------------------------------------- types
+
+template <class V, class I>
+struct Pair {
+  V value;
+  I index;
+};
+template <class T>
+struct Complex {
+  T re, im;
+};
+struct Half {
+  std::uint16_t bits;
+};
+struct Bfloat16 {
+  std::uint16_t bits;
+};
+struct Bool {
+  std::uint8_t value;
+};
+template <class T>
+struct Logical {
+  T value;
+};
+struct Byte {
+  std::uint8_t value;
+};
+
+// Only for the small whole numbers and halves that are used here: exact.
+Half half_of(float x) {
+  if (x == 0) return {0};
+  int exponent;
+  const float fraction = std::frexp(std::fabs(x), &exponent);  // [0.5, 1)
+  const auto mantissa = static_cast<int>(fraction * 2048) - 1024;
+  return {static_cast<std::uint16_t>((x < 0) << 15 | (exponent + 14) << 10 | mantissa)};
+}
+float float_of(Half h) {
+  if ((h.bits & 0x7fff) == 0) return 0;
+  const float x = std::ldexp(1024.f + (h.bits & 0x3ff), (h.bits >> 10 & 31) - 25);
+  return h.bits >> 15 ? -x : x;
+}
+Bfloat16 bfloat16_of(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return {static_cast<std::uint16_t>(bits >> 16)};
+}
+float float_of(Bfloat16 b) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(b.bits) << 16;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+bool same(const Half& a, const Half& b) { return float_of(a) == float_of(b); }
+bool same(const Bfloat16& a, const Bfloat16& b) { return float_of(a) == float_of(b); }
+bool same(const Bool& a, const Bool& b) { return a.value == b.value; }
+bool same(const Byte& a, const Byte& b) { return a.value == b.value; }
+template <class T>
+bool same(const Logical<T>& a, const Logical<T>& b) {
+  return a.value == b.value;
+}
+template <class T>
+bool same(const Complex<T>& a, const Complex<T>& b) {
+  return a.re == b.re && a.im == b.im;
+}
+template <class V, class I>
+bool same(const Pair<V, I>& a, const Pair<V, I>& b) {
+  return a.value == b.value && a.index == b.index;
+}
+template <class T>
+  requires std::is_arithmetic_v<T>
+bool same(const T& a, const T& b) {
+  return a == b;
+}
+
+enum class Input { any, small, factor, logical };
+
+template <class T>
+struct Make;
+template <class T>
+  requires std::is_integral_v<T>
+struct Make<T> {
+  static T value(std::uint32_t r, Input input) {
+    if (input == Input::logical) return static_cast<T>(r % 3 == 0 ? 0 : r % 5 + 1);
+    // Open MPI 5.0.11 itself saturates sums of narrow integers, and takes MPI_OFFSET for unsigned.
+    if (!is_served_here()) return static_cast<T>(r % (sizeof(T) <= 2 ? 3 : 1000));
+    return static_cast<T>(static_cast<std::uint64_t>(r) * 0x100000001u);
+  }
+};
+template <class T>
+  requires std::is_floating_point_v<T>
+struct Make<T> {
+  static T value(std::uint32_t r, Input input) {
+    if (input == Input::factor) return static_cast<T>(r % 2 ? 2 : r % 3 ? -1 : 0.5);
+    return static_cast<T>(static_cast<int>(r % 15) - 7);
+  }
+};
+template <>
+struct Make<Half> {
+  static Half value(std::uint32_t r, Input input) { return half_of(Make<float>::value(r, input)); }
+};
+template <>
+struct Make<Bfloat16> {
+  static Bfloat16 value(std::uint32_t r, Input input) { return bfloat16_of(Make<float>::value(r, input)); }
+};
+template <>
+struct Make<Bool> {
+  static Bool value(std::uint32_t r, Input) { return {static_cast<std::uint8_t>(r & 1)}; }
+};
+template <class T>
+struct Make<Logical<T>> {
+  static Logical<T> value(std::uint32_t r, Input) { return {static_cast<T>(r & 1)}; }
+};
+template <>
+struct Make<Byte> {
+  static Byte value(std::uint32_t r, Input) { return {static_cast<std::uint8_t>(r)}; }
+};
+template <class T>
+struct Make<Complex<T>> {
+  static Complex<T> value(std::uint32_t r, Input input) {
+    if (input == Input::factor) return r % 2 ? Complex<T>{0, 1} : r % 3 ? Complex<T>{-1, 1} : Complex<T>{2, 0};
+    return {Make<T>::value(r, input), Make<T>::value(r / 16, input)};
+  }
+};
+template <class V, class I>
+struct Make<Pair<V, I>> {
+  static Pair<V, I> value(std::uint32_t r, Input) {
+    return {static_cast<V>(static_cast<int>(r % 4) - 2), static_cast<I>(r / 4 % 100)};  // many ties
+  }
+};
+
+// --------------------------------------------------------------------------------------- one call
+
+const char* const kCollectives[] = {"allreduce", "reduce", "reduce_scatter", "reduce_scatter_block"};
+
+/// Memory with room to shift by single bytes and a guard on both sides.
+struct Memory {
+  std::vector<unsigned char> bytes;
+  std::size_t offset, length;
+  Memory(std::size_t length_, int shift) : bytes(length_ + 192, 0xa5), offset(64 + static_cast<std::size_t>(shift)), length(length_) {}
+  unsigned char* data() { return bytes.data() + offset; }
+  bool is_guard_intact() const {
+    for (std::size_t i = 0; i < bytes.size(); ++i)
+      if ((i < offset || i >= offset + length) && bytes[i] != 0xa5) return false;
+    return true;
+  }
+  bool is_untouched() const {
+    for (const unsigned char byte : bytes)
+      if (byte != 0xa5) return false;
+    return true;
+  }
+};
+
+int call(int collective, bool is_large, const void* in, void* out, std::size_t count, const std::vector<int>& counts,
+         MPI_Datatype type, MPI_Op op, int root) {
+  const int n = static_cast<int>(count);
+#if MPI_VERSION >= 4
+  if (is_large) {
+    const std::vector<MPI_Count> large(counts.begin(), counts.end());
+    switch (collective) {
+      case 0: return MPI_Allreduce_c(in, out, n, type, op, MPI_COMM_WORLD);
+      case 1: return MPI_Reduce_c(in, out, n, type, op, root, MPI_COMM_WORLD);
+      case 2: return MPI_Reduce_scatter_c(in, out, large.data(), type, op, MPI_COMM_WORLD);
+      default: return MPI_Reduce_scatter_block_c(in, out, n, type, op, MPI_COMM_WORLD);
+    }
+  }
+#else
+  static_cast<void>(is_large);
+#endif
+  switch (collective) {
+    case 0: return MPI_Allreduce(in, out, n, type, op, MPI_COMM_WORLD);
+    case 1: return MPI_Reduce(in, out, n, type, op, root, MPI_COMM_WORLD);
+    case 2: return MPI_Reduce_scatter(in, out, counts.data(), type, op, MPI_COMM_WORLD);
+    default: return MPI_Reduce_scatter_block(in, out, n, type, op, MPI_COMM_WORLD);
+  }
+}
+
+template <class T>
+struct Operator {
+  const char* name;
+  MPI_Op op;
+  Input input;
+  std::function<T(T, T)> fold;
+};
+
+template <class T>
+void one_call(const char* type_name, MPI_Datatype type, const Operator<T>& op, int collective, std::size_t count) {
+  const bool is_large = choose(3) == 0, is_in_place = choose(2) == 0;
+  const int root = choose(size), align = choose(3) == 0 ? choose(16) : 0, seed = choose(1 << 20);
+  // `count` is about the whole vector; in reduce_scatter the parts are uneven, and some are empty.
+  std::vector<int> counts(static_cast<std::size_t>(size));
+  std::size_t total = count, call_count = count, begin = 0, mine = count;
+  if (collective == 3) {
+    call_count = (count + static_cast<std::size_t>(size) - 1) / static_cast<std::size_t>(size);
+    total = call_count * static_cast<std::size_t>(size);
+    begin = call_count * static_cast<std::size_t>(rank);
+    mine = call_count;
+  } else if (collective == 2) {
+    total = 0;
+    for (int r = 0; r < size; ++r) {
+      const int share = static_cast<int>(count) / size;
+      counts[static_cast<std::size_t>(r)] = choose(4) == 0 ? 0 : share / 2 + choose(share + 2);
+      if (r < rank) begin += static_cast<std::size_t>(counts[static_cast<std::size_t>(r)]);
+      total += static_cast<std::size_t>(counts[static_cast<std::size_t>(r)]);
+    }
+    mine = static_cast<std::size_t>(counts[static_cast<std::size_t>(rank)]);
+  }
+  const bool has_result = collective != 1 || rank == root;
+  if (!has_result) mine = 0;
+  // MPICH 5.0.2 itself fails on parts that overlap their place in the result ("memcpy argument memory ranges overlap").
+  const bool in_place = is_in_place && has_result && (collective < 2 || is_served_here());
+
+  const auto value = [&](int r, std::size_t i) {
+    return Make<T>::value(scramble(static_cast<std::uint64_t>(seed) << 40 ^ static_cast<std::uint64_t>(r) << 32 ^ i), op.input);
+  };
+  Memory in(total * sizeof(T), align), out((in_place ? total : mine) * sizeof(T), (align * 7) % 16);
+  unsigned char* const source = in_place ? out.data() : in.data();
+  for (std::size_t i = 0; i < total; ++i) {
+    T element;
+    std::memset(&element, 0, sizeof element);
+    const T v = value(rank, i);
+    element = v;
+    std::memcpy(source + i * sizeof(T), &element, sizeof element);
+  }
+  const std::vector<unsigned char> before = in.bytes;
+  const int status = call(collective, is_large, in_place ? MPI_IN_PLACE : in.data(), has_result ? out.data() : nullptr,
+                          call_count, counts, type, op.op, root);
+  ++calls;
+  char what[200];
+  std::snprintf(what, sizeof what, "%s %s %s, %zu elements, in place %d, root %d, shift %d, large count form %d, rank %d of %d",
+                kCollectives[collective], op.name, type_name, total, in_place, root, align, is_large, rank, size);
+  CHECK(status == MPI_SUCCESS, "%s: %s", what, error_text(status).c_str());
+  CHECK(before == in.bytes, "%s: the input was changed", what);
+  CHECK(out.is_guard_intact(), "%s: written beyond the result", what);
+  if (!has_result) CHECK(out.is_untouched(), "%s: written without being root", what);
+  if (is_served_here() && size > 1)
+    CHECK(total == 0 || was_served(MPI_COMM_WORLD), "%s: left to the MPI", what);
+  for (std::size_t i = 0; i < mine; ++i) {
+    T expected = value(0, begin + i);
+    for (int r = 1; r < size; ++r) expected = op.fold(expected, value(r, begin + i));
+    T found;
+    std::memcpy(static_cast<void*>(&found), out.data() + i * sizeof(T), sizeof(T));
+    CHECK(same(found, expected), "%s: element %zu is wrong (algorithm %s)", what, i, last_algorithm(MPI_COMM_WORLD).c_str());
+  }
+}
+
+template <class T>
+void all_calls(const char* type_name, MPI_Datatype type, const std::vector<Operator<T>>& ops, bool is_main = false) {
+  if (type == MPI_DATATYPE_NULL) return;
+  for (const auto& op : ops) {
+    for (int collective = 0; collective < 4; ++collective) {
+      one_call(type_name, type, op, collective, static_cast<std::size_t>(1 + choose(7)));
+      one_call(type_name, type, op, collective, static_cast<std::size_t>(choose(400)));
+      if (is_thorough) one_call(type_name, type, op, collective, static_cast<std::size_t>(choose(40000)));
+    }
+  }
+  if (!is_main) return;
+  for (int collective = 0; collective < 4; ++collective) {
+    for (const std::size_t count : {0, 1, 2, 3, 8, 15, 16, 17, 63, 64, 65, 1000, 4096, 10001, 65536})
+      one_call(type_name, type, ops[count % ops.size()], collective, count);
+    one_call(type_name, type, ops[0], collective, (1u << 20) / sizeof(T) + 3);
+    one_call(type_name, type, ops[0], collective, (3u << 20) / sizeof(T));
+    if (is_thorough) one_call(type_name, type, ops[0], collective, (24u << 20) / sizeof(T) + 1);
+  }
+}
+
+// -------------------------------------------------------------------------------------- operators
+
+template <class T>
+std::vector<Operator<T>> arithmetic() {
+  return {{"SUM", MPI_SUM, Input::small,
+           [](T a, T b) {
+             if constexpr (std::is_integral_v<T>)
+               return static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+             else
+               return static_cast<T>(a + b);
+           }},
+          {"PROD", MPI_PROD, Input::factor,
+           [](T a, T b) {
+             if constexpr (std::is_integral_v<T>)
+               return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+             else
+               return static_cast<T>(a * b);
+           }},
+          {"MAX", MPI_MAX, Input::any, [](T a, T b) { return a < b ? b : a; }},
+          {"MIN", MPI_MIN, Input::any, [](T a, T b) { return b < a ? b : a; }}};
+}
+template <class T>
+std::vector<Operator<T>> integers(bool has_logical = true) {
+  auto ops = arithmetic<T>();
+  if (has_logical) {
+    ops.push_back({"LAND", MPI_LAND, Input::logical, [](T a, T b) { return static_cast<T>(a && b); }});
+    ops.push_back({"LOR", MPI_LOR, Input::logical, [](T a, T b) { return static_cast<T>(a || b); }});
+    ops.push_back({"LXOR", MPI_LXOR, Input::logical, [](T a, T b) { return static_cast<T>(!a != !b); }});
+  }
+  ops.push_back({"BAND", MPI_BAND, Input::any, [](T a, T b) { return static_cast<T>(a & b); }});
+  ops.push_back({"BOR", MPI_BOR, Input::any, [](T a, T b) { return static_cast<T>(a | b); }});
+  ops.push_back({"BXOR", MPI_BXOR, Input::any, [](T a, T b) { return static_cast<T>(a ^ b); }});
+  return ops;
+}
+template <class T>
+std::vector<Operator<T>> complexes() {
+  return {{"SUM", MPI_SUM, Input::small, [](T a, T b) { return T{a.re + b.re, a.im + b.im}; }},
+          {"PROD", MPI_PROD, Input::factor,
+           [](T a, T b) { return T{a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re}; }}};
+}
+template <class T>
+std::vector<Operator<T>> logicals() {
+  return {{"LAND", MPI_LAND, Input::logical, [](T a, T b) { return T{static_cast<decltype(a.value)>(a.value && b.value)}; }},
+          {"LOR", MPI_LOR, Input::logical, [](T a, T b) { return T{static_cast<decltype(a.value)>(a.value || b.value)}; }},
+          {"LXOR", MPI_LXOR, Input::logical, [](T a, T b) { return T{static_cast<decltype(a.value)>(!a.value != !b.value)}; }}};
+}
+std::vector<Operator<Byte>> bytes() {
+  return {{"BAND", MPI_BAND, Input::any, [](Byte a, Byte b) { return Byte{static_cast<std::uint8_t>(a.value & b.value)}; }},
+          {"BOR", MPI_BOR, Input::any, [](Byte a, Byte b) { return Byte{static_cast<std::uint8_t>(a.value | b.value)}; }},
+          {"BXOR", MPI_BXOR, Input::any, [](Byte a, Byte b) { return Byte{static_cast<std::uint8_t>(a.value ^ b.value)}; }}};
+}
+template <class T>
+std::vector<Operator<T>> pairs() {
+  const auto pick = [](T a, T b, bool is_b_better) {
+    if (a.value == b.value) return a.index <= b.index ? a : b;
+    return is_b_better ? b : a;
+  };
+  return {{"MAXLOC", MPI_MAXLOC, Input::any, [pick](T a, T b) { return pick(a, b, a.value < b.value); }},
+          {"MINLOC", MPI_MINLOC, Input::any, [pick](T a, T b) { return pick(a, b, b.value < a.value); }}};
+}
+template <class T, T (*convert)(float)>
+std::vector<Operator<T>> small_floats() {
+  return {{"SUM", MPI_SUM, Input::small, [](T a, T b) { return convert(float_of(a) + float_of(b)); }},
+          {"PROD", MPI_PROD, Input::factor, [](T a, T b) { return convert(float_of(a) * float_of(b)); }},
+          {"MAX", MPI_MAX, Input::any, [](T a, T b) { return float_of(a) < float_of(b) ? b : a; }},
+          {"MIN", MPI_MIN, Input::any, [](T a, T b) { return float_of(b) < float_of(a) ? b : a; }}};
+}
+
+#define INTEGERS(handle, type) all_calls<type>(#handle, handle, integers<type>())
+#define INTEGERS_OF_FORTRAN(handle, type) all_calls<type>(#handle, handle, integers<type>(false))
+
+void all_types() {
+  all_calls<int>("MPI_INT", MPI_INT, integers<int>(), true);
+  all_calls<double>("MPI_DOUBLE", MPI_DOUBLE, arithmetic<double>(), true);
+  all_calls<float>("MPI_FLOAT", MPI_FLOAT, arithmetic<float>(), is_thorough);
+  INTEGERS(MPI_SIGNED_CHAR, signed char);
+  INTEGERS(MPI_UNSIGNED_CHAR, unsigned char);
+  INTEGERS(MPI_SHORT, short);
+  INTEGERS(MPI_UNSIGNED_SHORT, unsigned short);
+  INTEGERS(MPI_UNSIGNED, unsigned);
+  INTEGERS(MPI_LONG, long);
+  INTEGERS(MPI_UNSIGNED_LONG, unsigned long);
+  INTEGERS(MPI_LONG_LONG, long long);
+  INTEGERS(MPI_UNSIGNED_LONG_LONG, unsigned long long);
+  INTEGERS(MPI_INT8_T, std::int8_t);
+  INTEGERS(MPI_INT16_T, std::int16_t);
+  INTEGERS(MPI_INT32_T, std::int32_t);
+  INTEGERS(MPI_INT64_T, std::int64_t);
+  INTEGERS(MPI_UINT8_T, std::uint8_t);
+  INTEGERS(MPI_UINT16_T, std::uint16_t);
+  INTEGERS(MPI_UINT32_T, std::uint32_t);
+  INTEGERS(MPI_UINT64_T, std::uint64_t);
+  INTEGERS_OF_FORTRAN(MPI_AINT, MPI_Aint);
+  INTEGERS_OF_FORTRAN(MPI_OFFSET, MPI_Offset);
+  INTEGERS_OF_FORTRAN(MPI_COUNT, MPI_Count);
+  INTEGERS_OF_FORTRAN(MPI_INTEGER, int);
+#ifdef MPI_INTEGER8
+  INTEGERS_OF_FORTRAN(MPI_INTEGER8, std::int64_t);
+#endif
+  all_calls<long double>("MPI_LONG_DOUBLE", MPI_LONG_DOUBLE, arithmetic<long double>());
+  all_calls<float>("MPI_REAL", MPI_REAL, arithmetic<float>());
+  all_calls<double>("MPI_DOUBLE_PRECISION", MPI_DOUBLE_PRECISION, arithmetic<double>());
+#ifdef MPI_REAL8
+  all_calls<double>("MPI_REAL8", MPI_REAL8, arithmetic<double>());
+#endif
+  all_calls<Complex<float>>("MPI_C_FLOAT_COMPLEX", MPI_C_FLOAT_COMPLEX, complexes<Complex<float>>());
+  all_calls<Complex<double>>("MPI_C_DOUBLE_COMPLEX", MPI_C_DOUBLE_COMPLEX, complexes<Complex<double>>());
+  all_calls<Complex<long double>>("MPI_C_LONG_DOUBLE_COMPLEX", MPI_C_LONG_DOUBLE_COMPLEX, complexes<Complex<long double>>());
+  all_calls<Complex<float>>("MPI_COMPLEX", MPI_COMPLEX, complexes<Complex<float>>());
+  all_calls<Complex<double>>("MPI_DOUBLE_COMPLEX", MPI_DOUBLE_COMPLEX, complexes<Complex<double>>());
+  all_calls<Complex<double>>("MPI_CXX_DOUBLE_COMPLEX", MPI_CXX_DOUBLE_COMPLEX, complexes<Complex<double>>());
+  all_calls<Bool>("MPI_C_BOOL", MPI_C_BOOL, logicals<Bool>());
+  all_calls<Bool>("MPI_CXX_BOOL", MPI_CXX_BOOL, logicals<Bool>());
+  all_calls<Logical<int>>("MPI_LOGICAL", MPI_LOGICAL, logicals<Logical<int>>());
+  all_calls<Byte>("MPI_BYTE", MPI_BYTE, bytes());
+  all_calls<Pair<short, int>>("MPI_SHORT_INT", MPI_SHORT_INT, pairs<Pair<short, int>>());
+  all_calls<Pair<int, int>>("MPI_2INT", MPI_2INT, pairs<Pair<int, int>>());
+  all_calls<Pair<long, int>>("MPI_LONG_INT", MPI_LONG_INT, pairs<Pair<long, int>>());
+  all_calls<Pair<float, int>>("MPI_FLOAT_INT", MPI_FLOAT_INT, pairs<Pair<float, int>>());
+  all_calls<Pair<double, int>>("MPI_DOUBLE_INT", MPI_DOUBLE_INT, pairs<Pair<double, int>>(), is_thorough);
+  all_calls<Pair<long double, int>>("MPI_LONG_DOUBLE_INT", MPI_LONG_DOUBLE_INT, pairs<Pair<long double, int>>());
+  all_calls<Pair<int, int>>("MPI_2INTEGER", MPI_2INTEGER, pairs<Pair<int, int>>());
+  all_calls<Pair<float, float>>("MPI_2REAL", MPI_2REAL, pairs<Pair<float, float>>());
+  all_calls<Pair<double, double>>("MPI_2DOUBLE_PRECISION", MPI_2DOUBLE_PRECISION, pairs<Pair<double, double>>());
+  if (is_served_here() && size > 1) {  // on one rank the MPI does it, or cannot: Intel MPI has no sums of these
+#ifdef MPIX_C_FLOAT16
+    all_calls<Half>("MPIX_C_FLOAT16", MPIX_C_FLOAT16, small_floats<Half, half_of>());
+#endif
+#ifdef MPIX_BFLOAT16
+    all_calls<Bfloat16>("MPIX_BFLOAT16", MPIX_BFLOAT16, small_floats<Bfloat16, bfloat16_of>());
+#endif
+  }
+  // The types of Tributary work on one rank too, where the MPI does the work with Tributary's operators.
+  if (auto* type = tributary<MPI_Datatype(const char*)>("trib_mpi_type"); type && is_served_here()) {
+    CHECK(type("half") == type("half") && type("half") != type("bfloat16") && type("quad") == MPI_DATATYPE_NULL, "");
+    all_calls<Half>("half", type("half"), small_floats<Half, half_of>());
+    all_calls<Bfloat16>("bfloat16", type("bfloat16"), small_floats<Bfloat16, bfloat16_of>(), size > 1);
+  }
+}
+
+/// Sums that round: every rank has the same bits, the same in a second run, and with TRIB_DETERMINISM=order those of a
+/// left fold over the ranks.
+void rounding() {
+  const char* const determinism = std::getenv("TRIB_DETERMINISM");
+  const bool is_ordered = is_served_here() && size > 1 && determinism && std::strcmp(determinism, "order") == 0;
+  for (const int count : {1, 5, 100, 1021, 30000, 300000}) {
+    const auto n = static_cast<std::size_t>(count);
+    const auto value = [&](int r, std::size_t i) {
+      return (scramble(i * 64 + static_cast<std::size_t>(r)) % 100003) / 3.0 - 16000.0;
+    };
+    std::vector<double> in(n), first(n), second(n), theirs(n);
+    for (std::size_t i = 0; i < n; ++i) in[i] = value(rank, i);
+    MPI_Allreduce(in.data(), first.data(), count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(in.data(), second.data(), count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    if (is_served_here()) CHECK(first == second, "%d doubles: the second run differs", count);
+    theirs = first;
+    MPI_Bcast(theirs.data(), count, MPI_DOUBLE, size - 1, MPI_COMM_WORLD);
+    if (is_served_here()) CHECK(theirs == first, "%d doubles: rank %d differs from the last", count, rank);
+    for (std::size_t i = 0; i < n; ++i) {
+      double expected = value(0, i);
+      for (int r = 1; r < size; ++r) expected += value(r, i);
+      CHECK(is_ordered ? first[i] == expected : std::fabs(first[i] - expected) < 1e-9, "%d doubles: element %zu", count, i);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  rank = world_rank();
+  size = world_size();
+  is_thorough = argc > 1 && std::strcmp(argv[1], "thorough") == 0;
+  all_types();
+  rounding();
+  if (rank == 0) std::printf("%ld calls checked\n", calls);
+  MPI_Finalize();
+}
