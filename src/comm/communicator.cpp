@@ -231,6 +231,12 @@ void Communicator::set_program(Plan& plan) {
     return loaded;
   };
   plan.loaded = &load();
+  const auto fit = [&](bool is_large) { return channel_->fit(plan.loaded->schedule, is_large); };
+  // Many ranks on little memory: the one algorithm that needs room for a single chunk folds in rank order.
+  if (std::max(fit(false), cache_->is_without_data ? 0 : fit(true)) < element) {
+    plan.choice.algorithm = find_algorithm("one_shot");
+    plan.loaded = &load();
+  }
 
   const auto chunks = static_cast<std::size_t>(plan.loaded->schedule.chunks);
   const std::size_t total = plan.bytes / element;
@@ -251,13 +257,11 @@ void Communicator::set_program(Plan& plan) {
   for (std::size_t c = 0; c < chunks; ++c)
     arguments.longest = std::max(arguments.longest, plan.chunk_begin[c + 1] - plan.chunk_begin[c]);
 
-  const std::size_t small = channel_->fit(plan.loaded->schedule, false), large = channel_->fit(plan.loaded->schedule, true);
   std::size_t slice = std::min(plan.choice.slice_bytes, std::max(arguments.longest * element, std::size_t{1}));
-  arguments.is_large = slice > small && !cache_->is_without_data;
-  slice = std::min(slice, arguments.is_large ? large : small);
+  arguments.is_large = slice > fit(false) && !cache_->is_without_data;
+  slice = std::min(slice, fit(arguments.is_large));
   if (slice > 64) slice = slice / 64 * 64;
   arguments.slice = std::max<std::size_t>(slice / element, 1);
-  if (slice < element) throw Error(Code::internal, std::string(plan.choice.algorithm->name) + " has no room in shared memory for so many ranks");
   arguments.store = plan.bytes >= kStreamBytes ? Store::stream : Store::cached;
 }
 

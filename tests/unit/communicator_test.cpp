@@ -349,6 +349,23 @@ TEST(Communicator, SharedMemoryBudgetEndsInSmallPiecesThenInNothing) {
   expect_no_errors(errors, "budget");
 }
 
+TEST(Communicator, ManyRanksOnLittleMemory) {
+  // Threads share the budget: no data segment for so many, and the small one has no room for a chunk per rank.
+  const int size = 132;
+  const auto errors = run_ranks(size, [&](int, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), Config{});
+    for (int collective = 0; collective < kCollectives; ++collective) {
+      Call call;
+      call.collective = static_cast<Collective>(collective);
+      call.count = 600;
+      call.counts.assign(static_cast<std::size_t>(size), 30);
+      const std::string wrong = call.make(communicator);
+      if (!wrong.empty()) throw std::runtime_error(std::string(name(call.collective)) + ": " + wrong);
+    }
+  });
+  expect_no_errors(errors, "many ranks");
+}
+
 /// What a rank adds in the tests of bits: rounding makes the order show.
 std::vector<double> awkward_terms(int rank, std::size_t count) {
   std::mt19937_64 random(static_cast<std::uint64_t>(rank) + 1);
