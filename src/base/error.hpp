@@ -3,7 +3,6 @@
 // through the communicator's error handler.
 #pragma once
 
-#include <source_location>
 #include <stdexcept>
 #include <string>
 
@@ -22,16 +21,12 @@ enum class Code {
 
 class Error : public std::runtime_error {
  public:
-  Error(Code code, const std::string& what,
-        std::source_location at = std::source_location::current())
-      : std::runtime_error(what), code_(code), at_(at) {}
+  Error(Code code, const std::string& what) : std::runtime_error(what), code_(code) {}
 
   Code code() const { return code_; }
-  std::source_location where() const { return at_; }
 
  private:
   Code code_;
-  std::source_location at_;
 };
 
 }  // namespace trib

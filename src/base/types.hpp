@@ -47,9 +47,10 @@ TRIB_HD constexpr float to_float(half value) {
   const std::uint32_t magnitude = value.bits & 0x7fffu;
   if (magnitude >= 0x7c00u)  // infinity or NaN
     return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
-  // Shifted into place the exponent is short by 112; a multiplication by 2^112 mends it, subnormals included.
-  const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
-  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | sign);
+  // Below 2^-14 by a subtraction of normal numbers: exact, and right also where denormals count as zero.
+  const float absolute = magnitude < 0x400u ? std::bit_cast<float>((magnitude << 13) + 0x38800000u) - 0x1p-14f
+                                            : std::bit_cast<float>((magnitude << 13) + 0x38000000u);
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(absolute) | sign);
 }
 
 /// Rounds to nearest even; overflow gives infinity, a NaN stays a (quiet) NaN.
