@@ -105,9 +105,18 @@ asan tsan: %: setup  ## unit tests under AddressSanitizer and UndefinedBehaviorS
 	@cmake --build --preset $@ -j $(JOBS)
 	@ctest --preset $@
 
-fuzz: setup  ## fuzz the settings parser for SECONDS (60)
-	@command -v clang++ >/dev/null || { echo "make: fuzzing needs clang++: apt-get install clang" >&2; exit 1; }
-	@cmake --preset fuzz >/dev/null
+# clang 16 or newer: older ones lack std::source_location.
+fuzz: setup  ## fuzz the settings parser for SECONDS (60); needs clang
+	@find() { for version in 21 20 19 18 17 16; do command -v clang++-$$version && return; done; true; }; \
+	compiler=$$(find); \
+	if [ -z "$$compiler" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "make: installing Debian packages: clang-19 libclang-rt-19-dev"; \
+	  { apt-get update -qq; apt-get install -y -qq --no-install-recommends clang-19 libclang-rt-19-dev; } >.apt.log 2>&1 \
+	    || { tail -20 .apt.log >&2; exit 1; }; \
+	  rm -f .apt.log; compiler=$$(find); \
+	fi; \
+	[ -n "$$compiler" ] || { echo "make: fuzzing needs clang 16 or newer: apt-get install clang-19 libclang-rt-19-dev" >&2; exit 1; }; \
+	cmake --preset fuzz -DCMAKE_CXX_COMPILER=$$compiler -DCMAKE_C_COMPILER=$${compiler/clang++/clang} >/dev/null
 	@cmake --build --preset fuzz -j $(JOBS)
 	@for fuzzer in build-fuzz/bin/fuzz_*; do $$fuzzer -max_total_time=$(or $(SECONDS),60) -print_final_stats=1; done
 
