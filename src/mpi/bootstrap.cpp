@@ -32,7 +32,8 @@ bool wait_for(MPI_Request& request, double timeout) {
 void MpiBootstrap::exchange(const void* mine, void* all, std::size_t bytes) {
   if (bytes == 0) return;
   if (bytes > INT_MAX) throw Error(Code::internal, "exchange: too many bytes for one MPI call");
-  // The MPI works on copies: after a time-out it may still write to them, and then they are left to it.
+  // The MPI works on copies: after a time-out it may still write to them, and then they are left to
+  // it.
   const std::size_t size = static_cast<std::size_t>(size_);
   auto buffers = std::make_unique<std::vector<char>>((size + 1) * bytes);
   std::memcpy(buffers->data(), mine, bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the core needs from its host program, over PMPI_ functions on the user's own communicator: duplicating it would
-// run the user's attribute callbacks.
+// What the core needs from its host program, over PMPI_ functions on the user's own communicator:
+// duplicating it would run the user's attribute callbacks.
 #pragma once
 
 #include "base/bootstrap.hpp"
@@ -24,8 +24,9 @@ class MpiBootstrap : public Bootstrap {
   double timeout_;  // seconds, 0: none
 };
 
-/// Waits for `request` in our own loop: MPICH's, with more ranks than cores, burns a scheduler tick per message.
-/// False: not done within `timeout` seconds (0: for ever); the request then stays active.
+/// Waits for `request` in our own loop: MPICH's, with more ranks than cores, burns a scheduler tick
+/// per message. False: not done within `timeout` seconds (0: for ever); the request then stays
+/// active.
 bool wait_for(MPI_Request& request, double timeout);
 
 }  // namespace trib::mpi

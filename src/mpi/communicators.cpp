@@ -33,8 +33,8 @@ int forget(MPI_Comm comm, int, void*, void*) {
   return MPI_SUCCESS;
 }
 
-/// Has the MPI call forget() when the program frees the communicator. The key is given back at once and lives on in the
-/// attribute, so that nothing is left over when MPI ends and begins again.
+/// Has the MPI call forget() when the program frees the communicator. The key is given back at once
+/// and lives on in the attribute, so that nothing is left over when MPI ends and begins again.
 void watch(MPI_Comm comm) {
   const Library& mpi = library();
   int keyval = 0;
@@ -101,8 +101,8 @@ const Config& settings_of_process() {
 }
 
 Member* make_member(MPI_Comm comm) {
-  // No lock is held here: two threads that enter two communicators in different orders on different ranks would wait for
-  // each other.
+  // No lock is held here: two threads that enter two communicators in different orders on different
+  // ranks would wait for each other.
   if (comm == MPI_COMM_NULL || !(is_world_running() || open_sessions > 0)) return nullptr;
   const Library& mpi = library();
   auto member = std::make_unique<Member>();
@@ -113,7 +113,8 @@ Member* make_member(MPI_Comm comm) {
   prepare_tables();
   watch(comm);
   Member* const result = member.get();
-  // In the table even if setting it up fails: this rank must not enter the exchange alone a second time.
+  // In the table even if setting it up fails: this rank must not enter the exchange alone a second
+  // time.
   members->insert(to_word(comm), reinterpret_cast<std::uintptr_t>(member.release()));
   if (is_inter)
     result->declined = Decline::intercommunicator;

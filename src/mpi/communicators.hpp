@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// From MPI communicators to what Tributary keeps for them. Made at the first reduction on a communicator, gone when the
-// program frees it.
+// From MPI communicators to what Tributary keeps for them. Made at the first reduction on a
+// communicator, gone when the program frees it.
 #pragma once
 
 #include <atomic>
@@ -31,8 +31,8 @@ inline Member* find_member(MPI_Comm comm) {
   return reinterpret_cast<Member*>(members->find(to_word(comm)));
 }
 
-/// Collective over `comm`, which was not seen before. Null: MPI is not running, or `comm` is no communicator, so that
-/// the MPI has to say so.
+/// Collective over `comm`, which was not seen before. Null: MPI is not running, or `comm` is no
+/// communicator, so that the MPI has to say so.
 Member* make_member(MPI_Comm comm);
 
 /// At the end of MPI.

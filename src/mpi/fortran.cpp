@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Open MPI's Fortran functions call PMPI_ straight away, so that they are replaced as well: mpif.h and the mpi module
-// (four spellings of a name, as compilers differ) and mpi_f08. Fortran of the MPICH family calls MPI_, which is
-// intercept.cpp's, but for one: MPI_Finalize of MPICH 4.0's mpi_f08. The wheel of Open MPI has no Fortran; Debian's has.
+// Open MPI's Fortran functions call PMPI_ straight away, so that they are replaced as well: mpif.h
+// and the mpi module (four spellings of a name, as compilers differ) and mpi_f08. Fortran of the
+// MPICH family calls MPI_, which is intercept.cpp's, but for one: MPI_Finalize of MPICH 4.0's
+// mpi_f08. The wheel of Open MPI has no Fortran; Debian's has.
 #include <dlfcn.h>
 
 #include <array>
@@ -85,8 +86,8 @@ void* address(void* argument) {
   return argument;
 }
 
-/// Arguments as Fortran passes them: by reference, handles as numbers. `ierror` is null where an mpi_f08 program left it
-/// out.
+/// Arguments as Fortran passes them: by reference, handles as numbers. `ierror` is null where an
+/// mpi_f08 program left it out.
 struct Arguments {
   void* in;
   void* out;
@@ -125,8 +126,9 @@ void enter(const FortranFunction& original, const Arguments& arguments) {
       is_passed_on = true;
       return MPI_SUCCESS;
     }
-    const Word words[] = {to_word(call.in), to_word(call.out), call.count, to_word(call.dtype),
-                          to_word(mpi_op), call.root, to_word(call.comm)};
+    const Word words[] = {to_word(call.in),    to_word(call.out), call.count,
+                          to_word(call.dtype), to_word(mpi_op),   call.root,
+                          to_word(call.comm)};
     constexpr auto entry = static_cast<Entry>(collective);
     if constexpr (collective == Collective::reduce)
       return mpi.call(entry, words[0], words[1], words[2], words[3], words[4], words[5], words[6]);
@@ -154,26 +156,27 @@ extern "C" void mpi_finalize_f08_(int* ierror) {
 
 #define TRIB_SPELLINGS(lower, upper) \
   { #lower "_", #lower, #lower "__", #upper }
-#define TRIB_ALIASES(lower, upper, parameters)                        \
-  void lower parameters __attribute__((alias(#lower "_")));           \
-  void lower##__ parameters __attribute__((alias(#lower "_")));       \
+#define TRIB_ALIASES(lower, upper, parameters)                  \
+  void lower parameters __attribute__((alias(#lower "_")));     \
+  void lower##__ parameters __attribute__((alias(#lower "_"))); \
   void upper parameters __attribute__((alias(#lower "_")));
 
-#define TRIB_PARAMETERS (void* in, void* out, int* count, int* dtype, int* op, int* comm, int* ierror)
+#define TRIB_PARAMETERS \
+  (void* in, void* out, int* count, int* dtype, int* op, int* comm, int* ierror)
 #define TRIB_ROOTED \
   (void* in, void* out, int* count, int* dtype, int* op, int* root, int* comm, int* ierror)
 
-#define TRIB_FORTRAN(lower, upper, collective, parameters, root)                                   \
-  void lower##_ parameters {                                                                       \
-    static constinit FortranFunction original(TRIB_SPELLINGS(lower, upper));                       \
-    trib::mpi::enter<Collective::collective>(original,                                             \
-                                             {in, out, count, dtype, op, root, comm, ierror});     \
-  }                                                                                                \
-  TRIB_ALIASES(lower, upper, parameters)                                                           \
-  void lower##_f08_ parameters {                                                                   \
-    static constinit FortranFunction original({#lower "_f08_", nullptr, nullptr, nullptr});        \
-    trib::mpi::enter<Collective::collective>(original,                                             \
-                                             {in, out, count, dtype, op, root, comm, ierror});     \
+#define TRIB_FORTRAN(lower, upper, collective, parameters, root)                               \
+  void lower##_ parameters {                                                                   \
+    static constinit FortranFunction original(TRIB_SPELLINGS(lower, upper));                   \
+    trib::mpi::enter<Collective::collective>(original,                                         \
+                                             {in, out, count, dtype, op, root, comm, ierror}); \
+  }                                                                                            \
+  TRIB_ALIASES(lower, upper, parameters)                                                       \
+  void lower##_f08_ parameters {                                                               \
+    static constinit FortranFunction original({#lower "_f08_", nullptr, nullptr, nullptr});    \
+    trib::mpi::enter<Collective::collective>(original,                                         \
+                                             {in, out, count, dtype, op, root, comm, ierror}); \
   }
 
 extern "C" {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// From MPI handles to words: read on the path of every call, without a lock; changed at setup, under one.
+// From MPI handles to words: read on the path of every call, without a lock; changed at setup,
+// under one.
 #pragma once
 
 #include <atomic>
@@ -12,8 +13,9 @@
 
 namespace trib::mpi {
 
-/// Open addressing. A key is never moved or removed within a table, only its value is set to 0 (absent). A larger table
-/// replaces a full one, which stays readable; as MPIs use their handles again, tables stay few.
+/// Open addressing. A key is never moved or removed within a table, only its value is set to 0
+/// (absent). A larger table replaces a full one, which stays readable; as MPIs use their handles
+/// again, tables stay few.
 class HandleMap {
  public:
   constexpr HandleMap() = default;
@@ -104,7 +106,8 @@ class HandleMap {
     while (size < 4 * (live + 1)) size *= 2;
     auto table = std::make_unique<Table>(size);
     for (std::size_t i = 0; old && i <= old->mask; ++i)
-      if (const auto value = old->slots[i].value.load()) put(*table, old->slots[i].key.load(), value);
+      if (const auto value = old->slots[i].value.load())
+        put(*table, old->slots[i].key.load(), value);
     tables_.push_back(std::move(table));
     table_.store(tables_.back().get(), std::memory_order_release);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The symbols that take the MPI's place. They take machine words, because until library() has told which MPI is below,
-// the width of a handle is unknown: under an MPI of another family the words go on as they came.
+// The symbols that take the MPI's place. They take machine words, because until library() has told
+// which MPI is below, the width of a handle is unknown: under an MPI of another family the words go
+// on as they came.
 #include "mpi/intercept.hpp"
 
 #include "mpi/library.hpp"
@@ -50,10 +51,10 @@ using trib::Collective;
 using trib::mpi::Entry;
 using trib::mpi::Word;
 
-#define TRIB_REPLACE(symbol, collective, width)                                                    \
-  int trib_##symbol(Word, Word, Word, Word, Word, Word) __asm__(#symbol);                          \
-  int trib_##symbol(Word in, Word out, Word count, Word dtype, Word op, Word comm) {               \
-    return trib::mpi::enter<Collective::collective, width>(in, out, count, dtype, op, 0, comm);    \
+#define TRIB_REPLACE(symbol, collective, width)                                                 \
+  int trib_##symbol(Word, Word, Word, Word, Word, Word) __asm__(#symbol);                       \
+  int trib_##symbol(Word in, Word out, Word count, Word dtype, Word op, Word comm) {            \
+    return trib::mpi::enter<Collective::collective, width>(in, out, count, dtype, op, 0, comm); \
   }
 #define TRIB_REPLACE_ROOTED(symbol, collective, width)                                             \
   int trib_##symbol(Word, Word, Word, Word, Word, Word, Word) __asm__(#symbol);                    \
@@ -82,9 +83,8 @@ int trib_finalize() {
 #if TRIB_MPI_SESSIONS
 int trib_session_init(Word, Word, Word) __asm__("MPI_Session_init");
 int trib_session_init(Word info, Word handler, Word session) {
-  const int status = trib::mpi::library().call(Entry::session_init, info, handler, session);
-  if (status == MPI_SUCCESS) ++trib::mpi::open_sessions;
-  return status;
+  return trib::mpi::init_session(
+      [=] { return trib::mpi::library().call(Entry::session_init, info, handler, session); });
 }
 
 int trib_session_finalize(Word) __asm__("MPI_Session_finalize");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Looks through the loaded objects for the MPI, and tells its family by symbols that only that family has.
+// Looks through the loaded objects for the MPI, and tells its family by symbols that only that
+// family has.
 #include "mpi/library.hpp"
 
 #include <dlfcn.h>
@@ -24,12 +25,9 @@ std::atomic<const Library*> found_library;
 namespace {
 
 constexpr const char* kNames[kEntries] = {
-    "PMPI_Allreduce",        "PMPI_Reduce",
-    "PMPI_Reduce_scatter",   "PMPI_Reduce_scatter_block",
-    "PMPI_Allreduce_c",      "PMPI_Reduce_c",
-    "PMPI_Reduce_scatter_c", "PMPI_Reduce_scatter_block_c",
-    "PMPI_Finalize",         "PMPI_Session_init",
-    "PMPI_Session_finalize",
+    "PMPI_Allreduce",   "PMPI_Reduce",       "PMPI_Reduce_scatter",   "PMPI_Reduce_scatter_block",
+    "PMPI_Allreduce_c", "PMPI_Reduce_c",     "PMPI_Reduce_scatter_c", "PMPI_Reduce_scatter_block_c",
+    "PMPI_Finalize",    "PMPI_Session_init", "PMPI_Session_finalize",
 };
 
 enum class Family { unknown, mpich, openmpi, abi };
@@ -43,17 +41,19 @@ constexpr Family kOurs = Family::mpich;
 
 const char* describe(Family family) {
   switch (family) {
-    case Family::mpich: return "the MPICH family";
-    case Family::openmpi: return "Open MPI";
-    case Family::abi: return "the MPI standard ABI";
-    case Family::unknown: break;
+    case Family::mpich:
+      return "the MPICH family";
+    case Family::openmpi:
+      return "Open MPI";
+    case Family::abi:
+      return "the MPI standard ABI";
+    case Family::unknown:
+      break;
   }
   return "an MPI that Tributary does not know";
 }
 
-std::string_view file_name(std::string_view path) {
-  return path.substr(path.rfind('/') + 1);
-}
+std::string_view file_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
 /// DT_SONAME, which stays when a file is renamed; empty if there is none.
 std::string_view soname(void* handle) {
@@ -71,7 +71,8 @@ std::string_view soname(void* handle) {
 }
 
 Family family_of(void* handle, std::string_view path) {
-  // MPICH's and Intel MPI's libmpi_abi hold the symbols of their libmpi as well: the name alone tells them apart.
+  // MPICH's and Intel MPI's libmpi_abi hold the symbols of their libmpi as well: the name alone
+  // tells them apart.
   if (file_name(path).starts_with("libmpi_abi") || soname(handle).starts_with("libmpi_abi"))
     return Family::abi;
   if (dlsym(handle, "ompi_mpi_comm_world")) return Family::openmpi;
@@ -103,7 +104,8 @@ std::unique_ptr<Library> load() {
   Family family = Family::unknown;
   std::string path;
   for (const std::string& object : loaded_objects()) {
-    // The first object is the program itself, whose name is empty; through it everything public is seen.
+    // The first object is the program itself, whose name is empty; through it everything public is
+    // seen.
     void* handle = dlopen(object.empty() ? nullptr : object.c_str(), RTLD_LAZY | RTLD_NOLOAD);
     if (!handle) continue;
     void* function = dlsym(handle, kNames[0]);
@@ -136,12 +138,13 @@ std::unique_ptr<Library> load() {
                                       ": its reductions are left as they are");
     return result;
   }
-#define TRIB_LOOK_UP(name)                                                                     \
+#define TRIB_LOOK_UP(name)                                                                       \
   result->name = reinterpret_cast<decltype(result->name)>(dlsym(result->handle, "PMPI_" #name)); \
-  if (!result->name) {                                                                         \
-    log_once(Config::Log::warn, path + " has no PMPI_" #name ": its reductions are left as they are"); \
-    result->is_ours = false;                                                                   \
-    return result;                                                                             \
+  if (!result->name) {                                                                           \
+    log_once(Config::Log::warn,                                                                  \
+             path + " has no PMPI_" #name ": its reductions are left as they are");              \
+    result->is_ours = false;                                                                     \
+    return result;                                                                               \
   }
   TRIB_PMPI(TRIB_LOOK_UP)
 #undef TRIB_LOOK_UP
@@ -162,14 +165,14 @@ const Library& find_library() {
 }
 
 int Library::missing(Entry entry) {
-  log_once(Config::Log::error, std::string("no loaded MPI library has ") +
-                                   kNames[static_cast<int>(entry)]);
+  log_once(Config::Log::error,
+           std::string("no loaded MPI library has ") + kNames[static_cast<int>(entry)]);
   return MPI_ERR_OTHER;
 }
 
 void* predefined(const char* symbol) {
-  // The program may hold the object (a copy relocation), and then the MPI uses that one too. Only an MPI that was loaded
-  // privately is not found this way.
+  // The program may hold the object (a copy relocation), and then the MPI uses that one too. Only
+  // an MPI that was loaded privately is not found this way.
   void* address = dlsym(RTLD_DEFAULT, symbol);
   return address ? address : dlsym(library().handle, symbol);
 }

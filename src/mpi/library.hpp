@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The MPI library that this process has loaded, found when it is first needed: it may come late (dlopen) and privately
-// (RTLD_LOCAL), and is never linked. intercept.cpp starts here.
+// The MPI library that this process has loaded, found when it is first needed: it may come late
+// (dlopen) and privately (RTLD_LOCAL), and is never linked. intercept.cpp starts here.
 #pragma once
 
 #include <atomic>
@@ -45,18 +45,18 @@ inline constexpr int kEntries = 11;
 // clang-format on
 
 struct Library {
-  /// Its handles and constants are those of this build. If not, only `original` may be used, with words as they came.
+  /// Its handles and constants are those of this build. If not, only `original` may be used, with
+  /// words as they came.
   bool is_ours = false;
-  void* handle = nullptr;          ///< for dlsym
-  void* original[kEntries] = {};   ///< PMPI_ functions; null where the MPI has none
+  void* handle = nullptr;         ///< for dlsym
+  void* original[kEntries] = {};  ///< PMPI_ functions; null where the MPI has none
 #define TRIB_MEMBER(name) decltype(&PMPI_##name) name = nullptr;
   TRIB_PMPI(TRIB_MEMBER)
 #undef TRIB_MEMBER
 
   template <class... Words>
   int call(Entry entry, Words... words) const {
-    const auto function =
-        reinterpret_cast<int (*)(Words...)>(original[static_cast<int>(entry)]);
+    const auto function = reinterpret_cast<int (*)(Words...)>(original[static_cast<int>(entry)]);
     return function ? function(words...) : missing(entry);
   }
 

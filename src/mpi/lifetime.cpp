@@ -2,6 +2,7 @@
 #include "mpi/lifetime.hpp"
 
 #include <exception>
+#include <functional>
 #include <string>
 
 #include "base/log.hpp"
@@ -19,6 +20,15 @@ namespace {
 // Fortran's MPI_Finalize may call C's, and both are ours.
 std::atomic<int> finalize_depth;
 
+// In Intel MPI 2021.18 MPI_Initialized is true once a session was opened. It then has no world.
+std::atomic<bool> is_initialized_by_session;
+
+bool is_initialized() {
+  int result = 0;
+  library().Initialized(&result);
+  return result != 0;
+}
+
 void end_of_mpi(bool is_world) noexcept {
   try {
     if (settings_of_process().stats) print_stats(is_world);
@@ -31,10 +41,9 @@ void end_of_mpi(bool is_world) noexcept {
 }  // namespace
 
 bool is_world_running() {
-  int is_initialized = 0, is_finalized = 0;
-  library().Initialized(&is_initialized);
+  int is_finalized = 0;
   library().Finalized(&is_finalized);
-  return is_initialized && !is_finalized;
+  return is_initialized() && !is_finalized && !is_initialized_by_session;
 }
 
 void begin_finalize() noexcept {
@@ -42,15 +51,26 @@ void begin_finalize() noexcept {
   if (library().is_ours && is_world_running()) end_of_mpi(/*is_world=*/true);
 }
 
-// After the MPI's part: callbacks of the program that run in it may still reduce. Communicators of sessions that are
-// open stay, as other ranks may use them at a different time.
+// After the MPI's part: callbacks of the program that run in it may still reduce. Communicators of
+// sessions that are open stay, as other ranks may use them at a different time.
 void end_finalize() noexcept {
   if (--finalize_depth > 0) return;
   if (library().is_ours && open_sessions == 0) free_members();
 }
 
+int init_session(const std::function<int()>& original) {
+  if (!library().is_ours) return original();
+  const bool was_initialized = is_initialized();
+  const int status = original();
+  if (status != MPI_SUCCESS) return status;
+  ++open_sessions;
+  if (!was_initialized && is_initialized()) is_initialized_by_session = true;
+  return status;
+}
+
 void begin_finalize_session() noexcept {
-  if (library().is_ours && open_sessions == 1 && !is_world_running()) end_of_mpi(/*is_world=*/false);
+  if (library().is_ours && open_sessions == 1 && !is_world_running())
+    end_of_mpi(/*is_world=*/false);
 }
 
 void end_finalize_session() noexcept {

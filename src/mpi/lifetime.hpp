@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 
 namespace trib::mpi {
 
@@ -10,6 +11,9 @@ extern std::atomic<int> open_sessions;
 
 /// MPI_COMM_WORLD can be used.
 bool is_world_running();
+
+/// MPI_Session_init, with `original` for the MPI's own.
+int init_session(const std::function<int()>& original);
 
 /// What there is to do before and after the MPI's own MPI_Finalize.
 void begin_finalize() noexcept;

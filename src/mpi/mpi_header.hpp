@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The one place that includes mpi.h. Handles of Open MPI are addresses of objects in its library; as a preload library
-// must not link any MPI, MPI_INT and the like turn into look-ups here. Which MPI is below: library.hpp.
+// The one place that includes mpi.h. Handles of Open MPI are addresses of objects in its library;
+// as a preload library must not link any MPI, MPI_INT and the like turn into look-ups here. Which
+// MPI is below: library.hpp.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@
 
 namespace trib::mpi {
 
-/// What every argument of an MPI function fits in, whatever MPI it is: an int, a count or address, a handle of either
-/// width. Of an int the upper half is undefined.
+/// What every argument of an MPI function fits in, whatever MPI it is: an int, a count or address,
+/// a handle of either width. Of an int the upper half is undefined.
 using Word = std::intptr_t;
 
 template <class T>
@@ -85,8 +86,8 @@ void* predefined(const char* symbol);
 #ifndef MPI_LOGICAL8
 #define MPI_LOGICAL8 TRIB_OPTIONAL(ompi_mpi_logical8)
 #endif
-// 16-bit floats. Handles of the MPICH family are numbers, and no number has had two meanings, so that those of Intel MPI
-// can stand beside those of MPICH.
+// 16-bit floats. Handles of the MPICH family are numbers, and no number has had two meanings, so
+// that those of Intel MPI can stand beside those of MPICH.
 #ifndef MPIX_C_FLOAT16
 #define MPIX_C_FLOAT16 MPI_DATATYPE_NULL
 #endif

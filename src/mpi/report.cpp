@@ -16,7 +16,8 @@ namespace trib::mpi {
 
 namespace {
 
-// MPIs have room for few codes and never take one back, so that after this many texts the oldest code gets a new one.
+// MPIs have room for few codes and never take one back, so that after this many texts the oldest
+// code gets a new one.
 constexpr std::size_t kCodes = 32;
 
 struct State {
@@ -54,7 +55,8 @@ int code_for(int error_class, const std::string& text) {
   if (mpi.Add_error_code(error_class, &slot.code) == MPI_SUCCESS &&
       mpi.Add_error_string(slot.code, text.c_str()) == MPI_SUCCESS && has_text(slot.code, text))
     return slot.code;
-  // MPICH 4.0 shows another text where a code is added to one of MPI's own classes; a class of ours does better.
+  // MPICH 4.0 shows another text where a code is added to one of MPI's own classes; a class of ours
+  // does better.
   int own_class = MPI_ERR_OTHER;
   if (mpi.Add_error_class(&own_class) == MPI_SUCCESS &&
       mpi.Add_error_code(own_class, &slot.code) == MPI_SUCCESS &&
@@ -73,8 +75,8 @@ int raise(MPI_Comm comm, const std::exception& error) noexcept {
     const auto* known = dynamic_cast<const Error*>(&error);
     const bool is_argument = known && known->code() == Code::argument;
     std::string text = std::string("tributary: ") + error.what();
-    // MPI_MAX_ERROR_STRING differs between the header of this build and the library that runs: 512 at least in the MPICH
-    // family, 256 in Open MPI.
+    // MPI_MAX_ERROR_STRING differs between the header of this build and the library that runs: 512
+    // at least in the MPICH family, 256 in Open MPI.
     constexpr std::size_t limit = std::min<std::size_t>(MPI_MAX_ERROR_STRING, 512) - 1;
     if (text.size() > limit) text = text.substr(0, limit - 3) + "...";
     code = code_for(is_argument ? MPI_ERR_ARG : MPI_ERR_OTHER, text);

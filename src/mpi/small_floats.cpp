@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The types are two bytes to the MPI. It cannot add them, so that calls which are left to it get an operator that can.
+// The types are two bytes to the MPI. It cannot add them, so that calls which are left to it get an
+// operator that can.
 #include "mpi/small_floats.hpp"
 
 #include <array>

@@ -164,8 +164,7 @@ void print_stats(bool is_world) {
     check(library().Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
     const std::vector<Row> rows = gather(rows_of_process(), rank, size);
     if (rank == 0)
-      print(rows, size,
-            size == 1 ? "1 rank" : "average of " + std::to_string(size) + " ranks");
+      print(rows, size, size == 1 ? "1 rank" : "average of " + std::to_string(size) + " ranks");
     return;
   }
   int largest, rank;
@@ -181,7 +180,8 @@ void print_stats(bool is_world) {
     rank = member.rank;
   });
   if (rank == 0)
-    print(rows_of_process(), 1, "this rank (rank 0 of " + std::to_string(std::max(largest, 1)) + ")");
+    print(rows_of_process(), 1,
+          "this rank (rank 0 of " + std::to_string(std::max(largest, 1)) + ")");
 }
 
 }  // namespace trib::mpi

@@ -12,8 +12,9 @@ void count_declined(Decline reason);
 /// Keeps the counters of a communicator that goes away.
 void keep_counters(const Member& member);
 
-/// Collective over MPI_COMM_WORLD where `is_world`; its rank 0 prints the averages of all ranks. Otherwise (sessions have
-/// no common communicator) the rank 0 of the largest communicator that was seen prints its own.
+/// Collective over MPI_COMM_WORLD where `is_world`; its rank 0 prints the averages of all ranks.
+/// Otherwise (sessions have no common communicator) the rank 0 of the largest communicator that was
+/// seen prints its own.
 void print_stats(bool is_world);
 
 }  // namespace trib::mpi

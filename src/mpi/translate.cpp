@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The tables of predefined datatypes and operators. A new element type or operator of base/types.hpp gets its MPI names
-// here. small_floats.cpp adds the types that no MPI has.
+// The tables of predefined datatypes and operators. A new element type or operator of
+// base/types.hpp gets its MPI names here. small_floats.cpp adds the types that no MPI has.
 #include "mpi/translate.hpp"
 
 #include <atomic>
@@ -33,22 +33,31 @@ std::optional<Dtype> dtype_of(Kind kind, int bytes) {
                                 std::optional<Dtype> four,
                                 std::optional<Dtype> eight) -> std::optional<Dtype> {
     switch (bytes) {
-      case 1: return one;
-      case 2: return two;
-      case 4: return four;
-      case 8: return eight;
+      case 1:
+        return one;
+      case 2:
+        return two;
+      case 4:
+        return four;
+      case 8:
+        return eight;
     }
     return {};
   };
   switch (kind) {
-    case Kind::integer: return by_width(Dtype::i8, Dtype::i16, Dtype::i32, Dtype::i64);
-    case Kind::natural: return by_width(Dtype::u8, Dtype::u16, Dtype::u32, Dtype::u64);
-    case Kind::real: return by_width({}, Dtype::f16, Dtype::f32, Dtype::f64);
-    case Kind::logical: return by_width(Dtype::l8, Dtype::l16, Dtype::l32, Dtype::l64);
+    case Kind::integer:
+      return by_width(Dtype::i8, Dtype::i16, Dtype::i32, Dtype::i64);
+    case Kind::natural:
+      return by_width(Dtype::u8, Dtype::u16, Dtype::u32, Dtype::u64);
+    case Kind::real:
+      return by_width({}, Dtype::f16, Dtype::f32, Dtype::f64);
+    case Kind::logical:
+      return by_width(Dtype::l8, Dtype::l16, Dtype::l32, Dtype::l64);
     case Kind::complex:
       if (bytes == 16) return Dtype::cf64;
       return by_width({}, {}, {}, Dtype::cf32);
-    case Kind::int_pair: return by_width({}, {}, {}, Dtype::i32_i32);
+    case Kind::int_pair:
+      return by_width({}, {}, {}, Dtype::i32_i32);
     case Kind::real_pair:
       if (bytes == 16) return Dtype::f64_f64;
       return by_width({}, {}, {}, Dtype::f32_f32);
@@ -69,7 +78,8 @@ void add_types() {
     Kind kind;
     int bytes;
   };
-#define TRIB_C(handle, kind, type) {handle, Kind::kind, static_cast<int>(sizeof(type))}
+#define TRIB_C(handle, kind, type) \
+  { handle, Kind::kind, static_cast<int>(sizeof(type)) }
   // clang-format off
   const Sized sized[] = {
       TRIB_C(MPI_SIGNED_CHAR, integer, signed char),
@@ -121,23 +131,28 @@ void add_types() {
 #undef TRIB_C
   for (const Sized& row : sized) add(row.handle, dtype_of(row.kind, row.bytes));
 
-  // Fortran, of a size that depends on how the MPI was built. Only here the MPI is asked: of types that it may not know,
-  // Intel MPI aborts, whatever the error handler.
+  // Fortran, of a size that depends on how the MPI was built. Only here the MPI is asked: of types
+  // that it may not know, Intel MPI aborts, whatever the error handler.
   struct Asked {
     MPI_Datatype handle;
     Kind kind;
   };
   const Asked asked[] = {
-      {MPI_INTEGER, Kind::integer},       {MPI_REAL, Kind::real},
-      {MPI_DOUBLE_PRECISION, Kind::real}, {MPI_COMPLEX, Kind::complex},
-      {MPI_DOUBLE_COMPLEX, Kind::complex}, {MPI_LOGICAL, Kind::logical},
-      {MPI_2INTEGER, Kind::int_pair},     {MPI_2REAL, Kind::real_pair},
+      {MPI_INTEGER, Kind::integer},
+      {MPI_REAL, Kind::real},
+      {MPI_DOUBLE_PRECISION, Kind::real},
+      {MPI_COMPLEX, Kind::complex},
+      {MPI_DOUBLE_COMPLEX, Kind::complex},
+      {MPI_LOGICAL, Kind::logical},
+      {MPI_2INTEGER, Kind::int_pair},
+      {MPI_2REAL, Kind::real_pair},
       {MPI_2DOUBLE_PRECISION, Kind::real_pair},
   };
   for (const Asked& row : asked) {
     int bytes = 0;
     if (to_word(row.handle) == 0 || row.handle == MPI_DATATYPE_NULL) continue;
-    if (library().Type_size(row.handle, &bytes) == MPI_SUCCESS) add(row.handle, dtype_of(row.kind, bytes));
+    if (library().Type_size(row.handle, &bytes) == MPI_SUCCESS)
+      add(row.handle, dtype_of(row.kind, bytes));
   }
 
   struct Named {
@@ -145,9 +160,9 @@ void add_types() {
     Dtype dtype;
   };
   const Named named[] = {
-      {MPI_BYTE, Dtype::byte},           {MPI_2INT, Dtype::i32_i32},
-      {MPI_FLOAT_INT, Dtype::f32_i32},   {MPI_DOUBLE_INT, Dtype::f64_i32},
-      {MPI_SHORT_INT, Dtype::i16_i32},   {MPIX_BFLOAT16, Dtype::bf16},
+      {MPI_BYTE, Dtype::byte},         {MPI_2INT, Dtype::i32_i32},
+      {MPI_FLOAT_INT, Dtype::f32_i32}, {MPI_DOUBLE_INT, Dtype::f64_i32},
+      {MPI_SHORT_INT, Dtype::i16_i32}, {MPIX_BFLOAT16, Dtype::bf16},
       {MPIX_C_BF16, Dtype::bf16},
   };
   for (const Named& row : named) add(row.handle, row.dtype);
@@ -163,7 +178,8 @@ void add_types() {
 #endif
 
   // The standard gives these no operator; some MPIs do. Theirs to decide.
-  for (const MPI_Datatype handle : {MPI_CHAR, MPI_WCHAR, MPI_CHARACTER, MPI_PACKED}) add(handle, {});
+  for (const MPI_Datatype handle : {MPI_CHAR, MPI_WCHAR, MPI_CHARACTER, MPI_PACKED})
+    add(handle, {});
   types->insert(to_word(MPI_DATATYPE_NULL), kNull);
 }
 
@@ -179,7 +195,8 @@ void add_ops() {
       {MPI_BXOR, Op::bxor}, {MPI_MAXLOC, Op::maxloc}, {MPI_MINLOC, Op::minloc},
   };
   for (const Row& row : rows)
-    if (to_word(row.handle) != 0) ops->insert(to_word(row.handle), 1 + static_cast<std::uintptr_t>(row.op));
+    if (to_word(row.handle) != 0)
+      ops->insert(to_word(row.handle), 1 + static_cast<std::uintptr_t>(row.op));
   ops->insert(to_word(MPI_OP_NULL), kNull);
 }
 
@@ -204,13 +221,15 @@ void remove_type(MPI_Datatype handle) { types->erase(to_word(handle)); }
 
 std::optional<Decline> translate(const Call& call, int rank, int size, Request& request) {
   const std::uintptr_t type = types->find(to_word(call.dtype));
-  if (type == 0 || type >= kOther) [[unlikely]] return why_no_type(type);
+  if (type == 0 || type >= kOther) [[unlikely]]
+    return why_no_type(type);
   const std::uintptr_t op = ops->find(to_word(call.op));
   if (op == 0 || op == kNull) [[unlikely]]
     return op == kNull ? Decline::bad_argument : Decline::user_operator;
   request.dtype = static_cast<Dtype>(type - 1);
   request.op = static_cast<Op>(op - 1);
-  if (!is_defined(request.op, request.dtype)) [[unlikely]] return Decline::undefined_op;
+  if (!is_defined(request.op, request.dtype)) [[unlikely]]
+    return Decline::undefined_op;
 
   request.collective = call.collective;
   request.in = call.in;
@@ -223,7 +242,8 @@ std::optional<Decline> translate(const Call& call, int rank, int size, Request& 
       std::size_t total = 0;
       for (int i = 0; i < size; ++i) {
         const std::size_t count = request.counts[i];
-        if (static_cast<std::ptrdiff_t>(count) < 0) [[unlikely]] return Decline::bad_argument;
+        if (static_cast<std::ptrdiff_t>(count) < 0) [[unlikely]]
+          return Decline::bad_argument;
         total += count;
       }
       has_input = total > 0;
@@ -231,21 +251,26 @@ std::optional<Decline> translate(const Call& call, int rank, int size, Request& 
       break;
     }
     case Collective::reduce:
-      if (call.root < 0 || call.root >= size) [[unlikely]] return Decline::bad_argument;
+      if (call.root < 0 || call.root >= size) [[unlikely]]
+        return Decline::bad_argument;
       request.root = call.root;
       [[fallthrough]];
     default:
-      if (call.count < 0) [[unlikely]] return Decline::bad_argument;
+      if (call.count < 0) [[unlikely]]
+        return Decline::bad_argument;
       request.count = static_cast<std::size_t>(call.count);
       has_input = has_output = request.count > 0;
   }
 
   if (call.collective == Collective::reduce && rank != call.root) {
-    request.out = nullptr;  // MPI standard, MPI_Reduce: the receive buffer is significant only at root
+    request.out =
+        nullptr;  // MPI standard, MPI_Reduce: the receive buffer is significant only at root
     has_output = false;
-    if (call.in == MPI_IN_PLACE) [[unlikely]] return Decline::bad_argument;
+    if (call.in == MPI_IN_PLACE) [[unlikely]]
+      return Decline::bad_argument;
   } else {
-    if (call.out == MPI_IN_PLACE) [[unlikely]] return Decline::bad_argument;
+    if (call.out == MPI_IN_PLACE) [[unlikely]]
+      return Decline::bad_argument;
     if (call.in == MPI_IN_PLACE) {
       request.in_place = true;
       request.in = call.out;

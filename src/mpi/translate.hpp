@@ -14,8 +14,8 @@ struct Call {
   Collective collective;
   const void* in;
   void* out;
-  Word count;    ///< of elements; reduce_scatter: the address of recvcounts
-  int width;     ///< bytes of a count: 4, or 8 in the large-count forms
+  Word count;  ///< of elements; reduce_scatter: the address of recvcounts
+  int width;   ///< bytes of a count: 4, or 8 in the large-count forms
   MPI_Datatype dtype;
   MPI_Op op;
   int root;
@@ -28,8 +28,8 @@ void prepare_tables();
 /// Fills `request`; or returns why not. Looks at nothing but its arguments and the tables.
 std::optional<Decline> translate(const Call& call, int rank, int size, Request& request);
 
-/// The types of trib_mpi_type(), which no MPI can reduce by itself: a call with one of them that is left to the MPI
-/// takes this operator. Any other call: its own.
+/// The types of trib_mpi_type(), which no MPI can reduce by itself: a call with one of them that is
+/// left to the MPI takes this operator. Any other call: its own.
 MPI_Op operator_for_mpi(const Call& call);
 
 }  // namespace trib::mpi

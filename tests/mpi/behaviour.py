@@ -39,7 +39,10 @@ def our_segments() -> set[str]:
 
 def inert(context: Context) -> None:
     """Nothing happens in programs without MPI."""
-    for command in (["bash", "-c", "echo fine"], [sys.executable, "-c", "import ctypes; print('fine')"]):
+    for command in (
+        ["bash", "-c", "echo fine"],
+        [sys.executable, "-c", "import ctypes; print('fine')"],
+    ):
         done = subprocess.run(
             ["env", f"LD_PRELOAD={context.mpi.preload}", "LD_BIND_NOW=1", "TRIB_STATS=1", *command],
             capture_output=True,
@@ -54,7 +57,10 @@ def bind_now(context: Context) -> None:
     result = context.run(2, [context.program("communicators")], env={"LD_BIND_NOW": "1"})
     expect(result.status == 0, result)
     shown = subprocess.run(
-        ["nm", "-D", "--defined-only", context.mpi.preload], capture_output=True, text=True, check=True
+        ["nm", "-D", "--defined-only", context.mpi.preload],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     names = {line.split()[-1] for line in shown.splitlines()}
     allowed = re.compile(
@@ -75,7 +81,10 @@ def other_family(context: Context) -> None:
     for other in {mpi.preload for mpi in context.mpis.values()} - {context.mpi.preload}:
         for name in ("passthrough", "communicators"):
             result = context.run(
-                3, [context.program(name)], preload=other, env={"TEST_UNSERVED": "1", "TRIB_STATS": "1"}
+                3,
+                [context.program(name)],
+                preload=other,
+                env={"TEST_UNSERVED": "1", "TRIB_STATS": "1"},
             )
             expect(result.status == 0, result)
             expect(result.output.count("this preload library is for") == 1, result)
@@ -84,9 +93,15 @@ def other_family(context: Context) -> None:
 def stats(context: Context) -> None:
     """TRIB_STATS prints one table per job, on standard error, also where nothing was called."""
     result = context.run(3, [context.program("passthrough")], env={"TRIB_STATS": "1"})
-    expect(result.status == 0 and result.output.count("tributary: statistics, average of 3 ranks") == 1, result)
+    expect(
+        result.status == 0
+        and result.output.count("tributary: statistics, average of 3 ranks") == 1,
+        result,
+    )
     expect(re.search(r"^  allreduce +\w+ +\d+ ", result.output, re.MULTILINE) is not None, result)
-    expect(re.search(r"^  user-defined operator +1$", result.output, re.MULTILINE) is not None, result)
+    expect(
+        re.search(r"^  user-defined operator +1$", result.output, re.MULTILINE) is not None, result
+    )
     result = context.run(2, [context.program("passthrough")])
     expect(result.status == 0 and "tributary" not in result.output, result)
     result = context.run(1, [context.program("passthrough")], env={"TRIB_STATS": "1"})
@@ -98,19 +113,35 @@ def stats(context: Context) -> None:
 
 def settings(context: Context) -> None:
     """A setting that is wrong becomes an MPI error that names it; TRIB_ENABLE=0 leaves all to the MPI."""
-    result = context.run(2, [context.program("passthrough")], env={"TRIB_TIMEOUT": "soon"}, timeout=60)
+    result = context.run(
+        2, [context.program("passthrough")], env={"TRIB_TIMEOUT": "soon"}, timeout=60
+    )
     expect(result.status != 0 and not result.timed_out and "TRIB_TIMEOUT" in result.output, result)
-    result = context.run(2, [context.program("passthrough")], env={"TRIB_ALGORITHM": "rign"}, timeout=60)
+    result = context.run(
+        2, [context.program("passthrough")], env={"TRIB_ALGORITHM": "rign"}, timeout=60
+    )
     expect(result.status != 0 and not result.timed_out and "rign" in result.output, result)
     result = context.run(
-        2, [context.program("passthrough")], env={"TRIB_ENABLE": "0", "TEST_UNSERVED": "1", "TRIB_STATS": "1"}
+        2,
+        [context.program("passthrough")],
+        env={"TRIB_ENABLE": "0", "TEST_UNSERVED": "1", "TRIB_STATS": "1"},
     )
     expect(result.status == 0 and "no calls were served" in result.output, result)
 
 
 def disagreement(context: Context) -> None:
     """Ranks that disagree get an error that names both sides, and none hangs."""
-    for case in ("count", "op", "type", "root", "collective", "counts", "first", "large-count", "agree"):
+    for case in (
+        "count",
+        "op",
+        "type",
+        "root",
+        "collective",
+        "counts",
+        "first",
+        "large-count",
+        "agree",
+    ):
         for ranks in (2, 3):
             result = context.run(ranks, [context.program("errors"), case], timeout=40)
             expect(result.status == 0, result)
@@ -138,7 +169,9 @@ def killed(context: Context) -> None:
                 continue  # it notices all the same
             expect(told.exists() and told.read_text() == "as expected\n" * (ranks - 1), result)
     for segment in ("memfd", "file"):
-        context.run(3, [context.program("errors"), "killed"], env={"TRIB_SEGMENT": segment}, timeout=40)
+        context.run(
+            3, [context.program("errors"), "killed"], env={"TRIB_SEGMENT": segment}, timeout=40
+        )
     time.sleep(0.2)
     expect(our_segments() <= before, str(our_segments()))
 
@@ -147,7 +180,10 @@ def private_mpi(context: Context) -> None:
     """An MPI that is loaded later, privately, is found, and serves."""
     module = str(context.programs / f"libmpi_private_{context.suffix}.so")
     result = context.run(2, [context.program("private"), module], env={"TRIB_STATS": "1"})
-    expect(result.status == 0 and re.search(r"^  allreduce ", result.output, re.MULTILINE) is not None, result)
+    expect(
+        result.status == 0 and re.search(r"^  allreduce ", result.output, re.MULTILINE) is not None,
+        result,
+    )
 
 
 CHECKS: dict[str, Callable[[Context], None]] = {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the MPI test programs share. They are ordinary MPI programs: Tributary comes in by LD_PRELOAD, or not at all.
+// What the MPI test programs share. They are ordinary MPI programs: Tributary comes in by
+// LD_PRELOAD, or not at all.
 #pragma once
 
 #include <dlfcn.h>
@@ -35,8 +36,8 @@ inline int world_size() {
   MPI_Abort(MPI_COMM_WORLD, 1);
   _exit(1);
 }
-#define CHECK(condition, ...)                                       \
-  do {                                                              \
+#define CHECK(condition, ...)                                                \
+  do {                                                                       \
     if (!(condition)) fail(__FILE__, __LINE__, #condition ": " __VA_ARGS__); \
   } while (false)
 
@@ -48,7 +49,8 @@ Function* tributary(const char* name) {
 
 /// Whether calls are expected to be served: preloaded, and not told otherwise.
 inline bool is_served_here() {
-  static const bool result = dlsym(RTLD_DEFAULT, "trib_mpi_last_algorithm") != nullptr && !std::getenv("TEST_UNSERVED");
+  static const bool result =
+      dlsym(RTLD_DEFAULT, "trib_mpi_last_algorithm") != nullptr && !std::getenv("TEST_UNSERVED");
   return result;
 }
 

@@ -14,11 +14,13 @@ void reduce_on(MPI_Comm comm) {
   for (const int count : {1, 300}) {
     std::vector<int> in(static_cast<std::size_t>(count), rank + 1), out(in.size(), -1);
     MPI_Allreduce(in.data(), out.data(), count, MPI_INT, MPI_SUM, comm);
-    for (const int value : out) CHECK(value == size * (size + 1) / 2, "allreduce of %d: %d", count, value);
+    for (const int value : out)
+      CHECK(value == size * (size + 1) / 2, "allreduce of %d: %d", count, value);
     MPI_Reduce(in.data(), out.data(), count, MPI_INT, MPI_MAX, size - 1, comm);
     if (rank == size - 1) CHECK(out.back() == size, "reduce of %d", count);
   }
-  if (is_served_here()) CHECK((last_algorithm(comm) == "mpi") == (size == 1), "%s", last_algorithm(comm).c_str());
+  if (is_served_here())
+    CHECK((last_algorithm(comm) == "mpi") == (size == 1), "%s", last_algorithm(comm).c_str());
 }
 
 int seen_copies, seen_deletes;
@@ -76,7 +78,8 @@ int main(int argc, char** argv) {
   std::vector<MPI_Comm> many(40);
   for (MPI_Comm& comm : many) MPI_Comm_dup(MPI_COMM_WORLD, &comm);
   for (int i = 0; i < 3; ++i)
-    for (std::size_t c = 0; c < many.size(); ++c) reduce_on(many[(c * 7 + static_cast<std::size_t>(i)) % many.size()]);
+    for (std::size_t c = 0; c < many.size(); ++c)
+      reduce_on(many[(c * 7 + static_cast<std::size_t>(i)) % many.size()]);
   for (std::size_t c = 0; c < many.size(); c += 2) MPI_Comm_free(&many[c]);
   for (std::size_t c = 1; c < many.size(); c += 2) reduce_on(many[c]);
   for (std::size_t c = many.size() - 1; c < many.size(); c -= 2) MPI_Comm_free(&many[c]);
@@ -84,7 +87,8 @@ int main(int argc, char** argv) {
   // Handles come again and mean another communicator, with other ranks.
   for (int i = 0; i < 60; ++i) {
     MPI_Comm comm;
-    MPI_Comm_split(MPI_COMM_WORLD, i % 3 == 0 ? 0 : (rank + i) % 2, i % 5 == 0 ? -rank : rank, &comm);
+    MPI_Comm_split(MPI_COMM_WORLD, i % 3 == 0 ? 0 : (rank + i) % 2, i % 5 == 0 ? -rank : rank,
+                   &comm);
     reduce_on(comm);
     MPI_Comm_free(&comm);
   }

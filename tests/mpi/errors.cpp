@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Ranks that disagree get an error that names both sides, without hanging; so do ranks whose peer never comes. One case
-// per run, as the communicator is unusable afterwards.
+// Ranks that disagree get an error that names both sides, without hanging; so do ranks whose peer
+// never comes. One case per run, as the communicator is unusable afterwards.
 #include <chrono>
 #include <csignal>
 #include <thread>
@@ -13,7 +13,9 @@ namespace {
 int handler_calls;
 void handler(MPI_Comm*, int*, ...) { ++handler_calls; }
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 }  // namespace
 
@@ -30,7 +32,9 @@ int main(int argc, char** argv) {
 
   const int count = what.find("large") == 0 ? 1 << 20 : 10;
   std::vector<double> in(static_cast<std::size_t>(count) + 2, 1), out(in.size());
-  const auto reduce = [&](int n) { return MPI_Allreduce(in.data(), out.data(), n, MPI_DOUBLE, MPI_SUM, comm); };
+  const auto reduce = [&](int n) {
+    return MPI_Allreduce(in.data(), out.data(), n, MPI_DOUBLE, MPI_SUM, comm);
+  };
   int status = MPI_SUCCESS;
   if (what != "first") {
     status = reduce(3);  // all agree
@@ -46,13 +50,15 @@ int main(int argc, char** argv) {
     status = MPI_Allreduce(in.data(), out.data(), count, MPI_DOUBLE, odd ? MPI_MAX : MPI_SUM, comm);
     expected = {"sum", "max"};
   } else if (what == "type") {
-    status = MPI_Allreduce(in.data(), out.data(), count, odd ? MPI_FLOAT : MPI_DOUBLE, MPI_SUM, comm);
+    status =
+        MPI_Allreduce(in.data(), out.data(), count, odd ? MPI_FLOAT : MPI_DOUBLE, MPI_SUM, comm);
     expected = {"f32", "f64"};
   } else if (what == "root") {
     status = MPI_Reduce(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, odd ? 1 : 0, comm);
     expected = {"root 0", "root 1"};
   } else if (what == "collective") {
-    status = odd ? MPI_Reduce(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, 0, comm) : reduce(count);
+    status = odd ? MPI_Reduce(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, 0, comm)
+                 : reduce(count);
     expected = {"MPI_Allreduce", "MPI_Reduce "};
   } else if (what == "counts") {
     std::vector<int> counts(static_cast<std::size_t>(size), 2);
@@ -74,7 +80,7 @@ int main(int argc, char** argv) {
     if (odd) std::raise(SIGKILL);
     status = reduce(count);
     if (status == MPI_SUCCESS) status = reduce(count);  // a Reduce's leaves may be done before
-  } else if (what == "agree") {  // that this test can tell
+  } else if (what == "agree") {                         // that this test can tell
     status = reduce(count);
     CHECK(status == MPI_SUCCESS && handler_calls == 0, "");
     MPI_Comm_free(&comm);
@@ -94,17 +100,21 @@ int main(int argc, char** argv) {
     const std::string text = error_text(status);
     std::fprintf(stderr, "rank %d: %s\n", rank, text.c_str());
     CHECK(has(text, "tributary: "), "%s", text.c_str());
-    for (const std::string& part : expected) CHECK(has(text, part), "no \"%s\" in: %s", part.c_str(), text.c_str());
+    for (const std::string& part : expected)
+      CHECK(has(text, part), "no \"%s\" in: %s", part.c_str(), text.c_str());
     // MPICH 4.0 has no room for codes in its own classes.
     // A rank that learns of it from a peer has a peer that failed.
     if (!std::getenv("TEST_OWN_CLASSES") && !has(text, " failed: "))
-      CHECK(error_class(status) == expected_class, "class %d, not %d", error_class(status), expected_class);
+      CHECK(error_class(status) == expected_class, "class %d, not %d", error_class(status),
+            expected_class);
   }
-  // From now on every call says so at once. The late rank finds what its peers had left for it, and then nothing.
+  // From now on every call says so at once. The late rank finds what its peers had left for it, and
+  // then nothing.
   status = reduce(count);
   if (what == "timeout" && odd && status == MPI_SUCCESS) status = reduce(count);
   CHECK(status != MPI_SUCCESS, "");
-  CHECK(has(error_text(status), "unusable") || (what == "timeout" && odd), "%s", error_text(status).c_str());
+  CHECK(has(error_text(status), "unusable") || (what == "timeout" && odd), "%s",
+        error_text(status).c_str());
   // Others are as before.
   if (what != "killed") {
     int one = 1, all = 0;

@@ -17,7 +17,7 @@ foreach(family mpich openmpi)
     cmake_path(GET source STEM name)
     set(program ${CMAKE_CURRENT_BINARY_DIR}/fortran_${name}_${family})
     add_custom_command(OUTPUT ${program}
-      COMMAND ${TRIB_FORTRAN_${family}} -O1 -cpp -fallow-argument-mismatch -I${CMAKE_CURRENT_SOURCE_DIR} -J${CMAKE_CURRENT_BINARY_DIR}
+      COMMAND ${TRIB_FORTRAN_${family}} -O1 -w -cpp -fallow-argument-mismatch -I${CMAKE_CURRENT_SOURCE_DIR} -J${CMAKE_CURRENT_BINARY_DIR}
               ${CMAKE_CURRENT_SOURCE_DIR}/fortran/${source} -o ${program}
       DEPENDS fortran/${source} fortran/body.inc)
     add_custom_target(build_fortran_${name}_${family} ALL DEPENDS ${program})

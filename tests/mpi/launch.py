@@ -111,7 +111,9 @@ def main() -> int:
     parser.add_argument("--no-preload", action="store_true")
     parser.add_argument("--env", action="append", default=[])
     parser.add_argument("--timeout", type=float, default=120)
-    parser.add_argument("--attempts", type=int, default=1, help="for MPIs that fail by themselves at times")
+    parser.add_argument(
+        "--attempts", type=int, default=1, help="for MPIs that fail by themselves at times"
+    )
     parser.add_argument("--expect", action="append", default=[], help="text in the output")
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()

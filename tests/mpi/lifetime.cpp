@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Reductions wherever MPI allows them: sessions before, beside and after the world, again and again, and in callbacks
-// during MPI_Finalize.
+// Reductions wherever MPI allows them: sessions before, beside and after the world, again and
+// again, and in callbacks during MPI_Finalize.
 #include <vector>
 
 #include "check.hpp"

@@ -37,7 +37,9 @@ def source(folder: Path, version: str) -> Path | None:
 
 def outcome(output: str) -> list[str]:
     """Say how each rank ended, and which tests did not pass. Lines of ranks may run into each other."""
-    return sorted(re.findall(r"(?:FAIL|ERROR): \S+ \S+|Ran \d+ tests|\bOK\b|FAILED \(.*?\)", output))
+    return sorted(
+        re.findall(r"(?:FAIL|ERROR): \S+ \S+|Ran \d+ tests|\bOK\b|FAILED \(.*?\)", output)
+    )
 
 
 def main() -> int:
@@ -58,11 +60,21 @@ def main() -> int:
     env = {"LD_LIBRARY_PATH": mpi.root + "/lib"}
     for ranks in map(int, arguments.ranks.split(",")):
         if ranks > (os.cpu_count() or 1) and mpi.kind == "mpich":
-            command[-len(names) :] = names = ["test_cco_buf"]  # MPICH is very slow with more ranks than cores
+            command[-len(names) :] = names = [
+                "test_cco_buf"
+            ]  # MPICH is very slow with more ranks than cores
         plain = launch.run(mpi, ranks, command, preload=None, env=env, timeout=400)
         ours = launch.run(mpi, ranks, command, env=env | {"TRIB_STATS": "1"}, timeout=400)
-        served = re.findall(r"^  (allreduce|reduce|reduce_scatter|reduce_scatter_block) .*$", ours.output, re.MULTILINE)
-        if outcome(plain.output) != outcome(ours.output) or plain.status != ours.status or len(set(served)) < 4:
+        served = re.findall(
+            r"^  (allreduce|reduce|reduce_scatter|reduce_scatter_block) .*$",
+            ours.output,
+            re.MULTILINE,
+        )
+        if (
+            outcome(plain.output) != outcome(ours.output)
+            or plain.status != ours.status
+            or len(set(served)) < 4
+        ):
             print("--- without:", plain.status, plain.output[-3000:], sep="\n")
             print("--- with:", ours.status, ours.output[-6000:], sep="\n")
             return 1

@@ -7,7 +7,8 @@
 namespace {
 
 void last_wins(void* in, void* inout, int* count, MPI_Datatype*) {  // not commutative
-  for (int i = 0; i < *count; ++i) static_cast<int*>(inout)[i] = static_cast<int*>(in)[i] * 10 + static_cast<int*>(inout)[i];
+  for (int i = 0; i < *count; ++i)
+    static_cast<int*>(inout)[i] = static_cast<int*>(in)[i] * 10 + static_cast<int*>(inout)[i];
 }
 
 void add_pairs(void* in, void* inout, int* count, MPI_Datatype*) {
@@ -21,7 +22,8 @@ void served_call() {
   if (is_served_here() && all > 1) CHECK(was_served(MPI_COMM_WORLD), "");
 }
 void expect_mpi() {
-  if (is_served_here()) CHECK(last_algorithm(MPI_COMM_WORLD) == "mpi", "%s", last_algorithm(MPI_COMM_WORLD).c_str());
+  if (is_served_here())
+    CHECK(last_algorithm(MPI_COMM_WORLD) == "mpi", "%s", last_algorithm(MPI_COMM_WORLD).c_str());
 }
 
 }  // namespace
@@ -66,7 +68,8 @@ int main(int argc, char** argv) {
   MPI_Wait(&request, MPI_STATUS_IGNORE);
   if (rank == 0) CHECK(b[0] == size - 1, "ireduce");
 #if MPI_VERSION >= 4 || (defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION >= 5)
-  MPI_Allreduce_init(a.data(), b.data(), 1000, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &request);
+  MPI_Allreduce_init(a.data(), b.data(), 1000, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL,
+                     &request);
   for (int i = 0; i < 3; ++i) {
     b[0] = -1;
     MPI_Start(&request);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A legal program: one rank posts a receive, reduces, and waits for the receive; its peer sends a large message first.
-// The message moves only if the wait inside the reduction keeps the MPI going.
+// A legal program: one rank posts a receive, reduces, and waits for the receive; its peer sends a
+// large message first. The message moves only if the wait inside the reduction keeps the MPI going.
 #include <vector>
 
 #include "check.hpp"
@@ -11,7 +11,9 @@ void once(int sender, int receiver, std::size_t bytes, MPI_Comm comm, int collec
   const int rank = world_rank(), size = world_size();
   std::vector<char> message(bytes);
   MPI_Request request = MPI_REQUEST_NULL;
-  if (rank == receiver) MPI_Irecv(message.data(), static_cast<int>(bytes), MPI_BYTE, sender, 7, MPI_COMM_WORLD, &request);
+  if (rank == receiver)
+    MPI_Irecv(message.data(), static_cast<int>(bytes), MPI_BYTE, sender, 7, MPI_COMM_WORLD,
+              &request);
   if (rank == sender) {
     message.assign(bytes, 'x');
     MPI_Send(message.data(), static_cast<int>(bytes), MPI_BYTE, receiver, 7, MPI_COMM_WORLD);

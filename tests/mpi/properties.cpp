@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Operator x type x count x alignment x in place x root, for the four collectives and their large-count forms, against a
-// left fold written down plainly. Inputs are small, so that floating-point results are exact in any order.
+// Operator x type x count x alignment x in place x root, for the four collectives and their
+// large-count forms, against a left fold written down plainly. Inputs are small, so that
+// floating-point results are exact in any order.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -95,17 +96,15 @@ bool same(const Pair<V, I>& a, const Pair<V, I>& b) {
   return a.value == b.value && a.index == b.index;
 }
 template <class T>
-  requires std::is_arithmetic_v<T>
-bool same(const T& a, const T& b) {
-  return a == b;
-}
+requires std::is_arithmetic_v<T>
+bool same(const T& a, const T& b) { return a == b; }
 
 enum class Input { any, small, factor, logical };
 
 template <class T>
 struct Make;
 template <class T>
-  requires std::is_integral_v<T>
+requires std::is_integral_v<T>
 struct Make<T> {
   static T value(std::uint32_t r, Input input) {
     if (input == Input::logical) return static_cast<T>(r % 3 == 0 ? 0 : r % 5 + 1);
@@ -115,7 +114,7 @@ struct Make<T> {
   }
 };
 template <class T>
-  requires std::is_floating_point_v<T>
+requires std::is_floating_point_v<T>
 struct Make<T> {
   static T value(std::uint32_t r, Input input) {
     if (input == Input::factor) return static_cast<T>(r % 2 ? 2 : r % 3 ? -1 : 0.5);
@@ -128,7 +127,9 @@ struct Make<Half> {
 };
 template <>
 struct Make<Bfloat16> {
-  static Bfloat16 value(std::uint32_t r, Input input) { return bfloat16_of(Make<float>::value(r, input)); }
+  static Bfloat16 value(std::uint32_t r, Input input) {
+    return bfloat16_of(Make<float>::value(r, input));
+  }
 };
 template <>
 struct Make<Bool> {
@@ -145,7 +146,8 @@ struct Make<Byte> {
 template <class T>
 struct Make<Complex<T>> {
   static Complex<T> value(std::uint32_t r, Input input) {
-    if (input == Input::factor) return r % 2 ? Complex<T>{0, 1} : r % 3 ? Complex<T>{-1, 1} : Complex<T>{2, 0};
+    if (input == Input::factor)
+      return r % 2 ? Complex<T>{0, 1} : r % 3 ? Complex<T>{-1, 1} : Complex<T>{2, 0};
     return {Make<T>::value(r, input), Make<T>::value(r / 16, input)};
   }
 };
@@ -158,13 +160,15 @@ struct Make<Pair<V, I>> {
 
 // --------------------------------------------------------------------------------------- one call
 
-const char* const kCollectives[] = {"allreduce", "reduce", "reduce_scatter", "reduce_scatter_block"};
+const char* const kCollectives[] = {"allreduce", "reduce", "reduce_scatter",
+                                    "reduce_scatter_block"};
 
 /// Memory with room to shift by single bytes and a guard on both sides.
 struct Memory {
   std::vector<unsigned char> bytes;
   std::size_t offset, length;
-  Memory(std::size_t length_, int shift) : bytes(length_ + 192, 0xa5), offset(64 + static_cast<std::size_t>(shift)), length(length_) {}
+  Memory(std::size_t length_, int shift)
+      : bytes(length_ + 192, 0xa5), offset(64 + static_cast<std::size_t>(shift)), length(length_) {}
   unsigned char* data() { return bytes.data() + offset; }
   bool is_guard_intact() const {
     for (std::size_t i = 0; i < bytes.size(); ++i)
@@ -178,27 +182,35 @@ struct Memory {
   }
 };
 
-int call(int collective, bool is_large, const void* in, void* out, std::size_t count, const std::vector<int>& counts,
-         MPI_Datatype type, MPI_Op op, int root) {
+int call(int collective, bool is_large, const void* in, void* out, std::size_t count,
+         const std::vector<int>& counts, MPI_Datatype type, MPI_Op op, int root) {
   const int n = static_cast<int>(count);
 #if MPI_VERSION >= 4
   if (is_large) {
     const std::vector<MPI_Count> large(counts.begin(), counts.end());
     switch (collective) {
-      case 0: return MPI_Allreduce_c(in, out, n, type, op, MPI_COMM_WORLD);
-      case 1: return MPI_Reduce_c(in, out, n, type, op, root, MPI_COMM_WORLD);
-      case 2: return MPI_Reduce_scatter_c(in, out, large.data(), type, op, MPI_COMM_WORLD);
-      default: return MPI_Reduce_scatter_block_c(in, out, n, type, op, MPI_COMM_WORLD);
+      case 0:
+        return MPI_Allreduce_c(in, out, n, type, op, MPI_COMM_WORLD);
+      case 1:
+        return MPI_Reduce_c(in, out, n, type, op, root, MPI_COMM_WORLD);
+      case 2:
+        return MPI_Reduce_scatter_c(in, out, large.data(), type, op, MPI_COMM_WORLD);
+      default:
+        return MPI_Reduce_scatter_block_c(in, out, n, type, op, MPI_COMM_WORLD);
     }
   }
 #else
   static_cast<void>(is_large);
 #endif
   switch (collective) {
-    case 0: return MPI_Allreduce(in, out, n, type, op, MPI_COMM_WORLD);
-    case 1: return MPI_Reduce(in, out, n, type, op, root, MPI_COMM_WORLD);
-    case 2: return MPI_Reduce_scatter(in, out, counts.data(), type, op, MPI_COMM_WORLD);
-    default: return MPI_Reduce_scatter_block(in, out, n, type, op, MPI_COMM_WORLD);
+    case 0:
+      return MPI_Allreduce(in, out, n, type, op, MPI_COMM_WORLD);
+    case 1:
+      return MPI_Reduce(in, out, n, type, op, root, MPI_COMM_WORLD);
+    case 2:
+      return MPI_Reduce_scatter(in, out, counts.data(), type, op, MPI_COMM_WORLD);
+    default:
+      return MPI_Reduce_scatter_block(in, out, n, type, op, MPI_COMM_WORLD);
   }
 }
 
@@ -211,7 +223,8 @@ struct Operator {
 };
 
 template <class T>
-void one_call(const char* type_name, MPI_Datatype type, const Operator<T>& op, int collective, std::size_t count) {
+void one_call(const char* type_name, MPI_Datatype type, const Operator<T>& op, int collective,
+              std::size_t count) {
   const bool is_large = choose(3) == 0, is_in_place = choose(2) == 0;
   const int root = choose(size), align = choose(3) == 0 ? choose(16) : 0, seed = choose(1 << 20);
   // `count` is about the whole vector; in reduce_scatter the parts are uneven, and some are empty.
@@ -234,11 +247,14 @@ void one_call(const char* type_name, MPI_Datatype type, const Operator<T>& op, i
   }
   const bool has_result = collective != 1 || rank == root;
   if (!has_result) mine = 0;
-  // MPICH 5.0.2 itself fails on parts that overlap their place in the result ("memcpy argument memory ranges overlap").
+  // MPICH 5.0.2 itself fails on parts that overlap their place in the result ("memcpy argument
+  // memory ranges overlap").
   const bool in_place = is_in_place && has_result && (collective < 2 || is_served_here());
 
   const auto value = [&](int r, std::size_t i) {
-    return Make<T>::value(scramble(static_cast<std::uint64_t>(seed) << 40 ^ static_cast<std::uint64_t>(r) << 32 ^ i), op.input);
+    return Make<T>::value(
+        scramble(static_cast<std::uint64_t>(seed) << 40 ^ static_cast<std::uint64_t>(r) << 32 ^ i),
+        op.input);
   };
   Memory in(total * sizeof(T), align), out((in_place ? total : mine) * sizeof(T), (align * 7) % 16);
   unsigned char* const source = in_place ? out.data() : in.data();
@@ -250,12 +266,15 @@ void one_call(const char* type_name, MPI_Datatype type, const Operator<T>& op, i
     std::memcpy(source + i * sizeof(T), &element, sizeof element);
   }
   const std::vector<unsigned char> before = in.bytes;
-  const int status = call(collective, is_large, in_place ? MPI_IN_PLACE : in.data(), has_result ? out.data() : nullptr,
-                          call_count, counts, type, op.op, root);
+  const int status = call(collective, is_large, in_place ? MPI_IN_PLACE : in.data(),
+                          has_result ? out.data() : nullptr, call_count, counts, type, op.op, root);
   ++calls;
   char what[200];
-  std::snprintf(what, sizeof what, "%s %s %s, %zu elements, in place %d, root %d, shift %d, large count form %d, rank %d of %d",
-                kCollectives[collective], op.name, type_name, total, in_place, root, align, is_large, rank, size);
+  std::snprintf(
+      what, sizeof what,
+      "%s %s %s, %zu elements, in place %d, root %d, shift %d, large count form %d, rank %d of %d",
+      kCollectives[collective], op.name, type_name, total, in_place, root, align, is_large, rank,
+      size);
   CHECK(status == MPI_SUCCESS, "%s: %s", what, error_text(status).c_str());
   CHECK(before == in.bytes, "%s: the input was changed", what);
   CHECK(out.is_guard_intact(), "%s: written beyond the result", what);
@@ -267,23 +286,27 @@ void one_call(const char* type_name, MPI_Datatype type, const Operator<T>& op, i
     for (int r = 1; r < size; ++r) expected = op.fold(expected, value(r, begin + i));
     T found;
     std::memcpy(static_cast<void*>(&found), out.data() + i * sizeof(T), sizeof(T));
-    CHECK(same(found, expected), "%s: element %zu is wrong (algorithm %s)", what, i, last_algorithm(MPI_COMM_WORLD).c_str());
+    CHECK(same(found, expected), "%s: element %zu is wrong (algorithm %s)", what, i,
+          last_algorithm(MPI_COMM_WORLD).c_str());
   }
 }
 
 template <class T>
-void all_calls(const char* type_name, MPI_Datatype type, const std::vector<Operator<T>>& ops, bool is_main = false) {
+void all_calls(const char* type_name, MPI_Datatype type, const std::vector<Operator<T>>& ops,
+               bool is_main = false) {
   if (type == MPI_DATATYPE_NULL) return;
   for (const auto& op : ops) {
     for (int collective = 0; collective < 4; ++collective) {
       one_call(type_name, type, op, collective, static_cast<std::size_t>(1 + choose(7)));
       one_call(type_name, type, op, collective, static_cast<std::size_t>(choose(400)));
-      if (is_thorough) one_call(type_name, type, op, collective, static_cast<std::size_t>(choose(40000)));
+      if (is_thorough)
+        one_call(type_name, type, op, collective, static_cast<std::size_t>(choose(40000)));
     }
   }
   if (!is_main) return;
   for (int collective = 0; collective < 4; ++collective) {
-    for (const std::size_t count : {0, 1, 2, 3, 8, 15, 16, 17, 63, 64, 65, 1000, 4096, 10001, 65536})
+    for (const std::size_t count :
+         {0, 1, 2, 3, 8, 15, 16, 17, 63, 64, 65, 1000, 4096, 10001, 65536})
       one_call(type_name, type, ops[count % ops.size()], collective, count);
     one_call(type_name, type, ops[0], collective, (1u << 20) / sizeof(T) + 3);
     one_call(type_name, type, ops[0], collective, (3u << 20) / sizeof(T));
@@ -316,9 +339,12 @@ template <class T>
 std::vector<Operator<T>> integers(bool has_logical = true) {
   auto ops = arithmetic<T>();
   if (has_logical) {
-    ops.push_back({"LAND", MPI_LAND, Input::logical, [](T a, T b) { return static_cast<T>(a && b); }});
-    ops.push_back({"LOR", MPI_LOR, Input::logical, [](T a, T b) { return static_cast<T>(a || b); }});
-    ops.push_back({"LXOR", MPI_LXOR, Input::logical, [](T a, T b) { return static_cast<T>(!a != !b); }});
+    ops.push_back(
+        {"LAND", MPI_LAND, Input::logical, [](T a, T b) { return static_cast<T>(a && b); }});
+    ops.push_back(
+        {"LOR", MPI_LOR, Input::logical, [](T a, T b) { return static_cast<T>(a || b); }});
+    ops.push_back(
+        {"LXOR", MPI_LXOR, Input::logical, [](T a, T b) { return static_cast<T>(!a != !b); }});
   }
   ops.push_back({"BAND", MPI_BAND, Input::any, [](T a, T b) { return static_cast<T>(a & b); }});
   ops.push_back({"BOR", MPI_BOR, Input::any, [](T a, T b) { return static_cast<T>(a | b); }});
@@ -327,20 +353,30 @@ std::vector<Operator<T>> integers(bool has_logical = true) {
 }
 template <class T>
 std::vector<Operator<T>> complexes() {
-  return {{"SUM", MPI_SUM, Input::small, [](T a, T b) { return T{a.re + b.re, a.im + b.im}; }},
-          {"PROD", MPI_PROD, Input::factor,
-           [](T a, T b) { return T{a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re}; }}};
+  return {{"SUM", MPI_SUM, Input::small,
+           [](T a, T b) {
+             return T{a.re + b.re, a.im + b.im};
+           }},
+          {"PROD", MPI_PROD, Input::factor, [](T a, T b) {
+             return T{a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+           }}};
 }
 template <class T>
 std::vector<Operator<T>> logicals() {
-  return {{"LAND", MPI_LAND, Input::logical, [](T a, T b) { return T{static_cast<decltype(a.value)>(a.value && b.value)}; }},
-          {"LOR", MPI_LOR, Input::logical, [](T a, T b) { return T{static_cast<decltype(a.value)>(a.value || b.value)}; }},
-          {"LXOR", MPI_LXOR, Input::logical, [](T a, T b) { return T{static_cast<decltype(a.value)>(!a.value != !b.value)}; }}};
+  return {{"LAND", MPI_LAND, Input::logical,
+           [](T a, T b) { return T{static_cast<decltype(a.value)>(a.value && b.value)}; }},
+          {"LOR", MPI_LOR, Input::logical,
+           [](T a, T b) { return T{static_cast<decltype(a.value)>(a.value || b.value)}; }},
+          {"LXOR", MPI_LXOR, Input::logical,
+           [](T a, T b) { return T{static_cast<decltype(a.value)>(!a.value != !b.value)}; }}};
 }
 std::vector<Operator<Byte>> bytes() {
-  return {{"BAND", MPI_BAND, Input::any, [](Byte a, Byte b) { return Byte{static_cast<std::uint8_t>(a.value & b.value)}; }},
-          {"BOR", MPI_BOR, Input::any, [](Byte a, Byte b) { return Byte{static_cast<std::uint8_t>(a.value | b.value)}; }},
-          {"BXOR", MPI_BXOR, Input::any, [](Byte a, Byte b) { return Byte{static_cast<std::uint8_t>(a.value ^ b.value)}; }}};
+  return {{"BAND", MPI_BAND, Input::any,
+           [](Byte a, Byte b) { return Byte{static_cast<std::uint8_t>(a.value & b.value)}; }},
+          {"BOR", MPI_BOR, Input::any,
+           [](Byte a, Byte b) { return Byte{static_cast<std::uint8_t>(a.value | b.value)}; }},
+          {"BXOR", MPI_BXOR, Input::any,
+           [](Byte a, Byte b) { return Byte{static_cast<std::uint8_t>(a.value ^ b.value)}; }}};
 }
 template <class T>
 std::vector<Operator<T>> pairs() {
@@ -348,15 +384,19 @@ std::vector<Operator<T>> pairs() {
     if (a.value == b.value) return a.index <= b.index ? a : b;
     return is_b_better ? b : a;
   };
-  return {{"MAXLOC", MPI_MAXLOC, Input::any, [pick](T a, T b) { return pick(a, b, a.value < b.value); }},
-          {"MINLOC", MPI_MINLOC, Input::any, [pick](T a, T b) { return pick(a, b, b.value < a.value); }}};
+  return {{"MAXLOC", MPI_MAXLOC, Input::any,
+           [pick](T a, T b) { return pick(a, b, a.value < b.value); }},
+          {"MINLOC", MPI_MINLOC, Input::any,
+           [pick](T a, T b) { return pick(a, b, b.value < a.value); }}};
 }
 template <class T, T (*convert)(float)>
 std::vector<Operator<T>> small_floats() {
-  return {{"SUM", MPI_SUM, Input::small, [](T a, T b) { return convert(float_of(a) + float_of(b)); }},
-          {"PROD", MPI_PROD, Input::factor, [](T a, T b) { return convert(float_of(a) * float_of(b)); }},
-          {"MAX", MPI_MAX, Input::any, [](T a, T b) { return float_of(a) < float_of(b) ? b : a; }},
-          {"MIN", MPI_MIN, Input::any, [](T a, T b) { return float_of(b) < float_of(a) ? b : a; }}};
+  return {
+      {"SUM", MPI_SUM, Input::small, [](T a, T b) { return convert(float_of(a) + float_of(b)); }},
+      {"PROD", MPI_PROD, Input::factor,
+       [](T a, T b) { return convert(float_of(a) * float_of(b)); }},
+      {"MAX", MPI_MAX, Input::any, [](T a, T b) { return float_of(a) < float_of(b) ? b : a; }},
+      {"MIN", MPI_MIN, Input::any, [](T a, T b) { return float_of(b) < float_of(a) ? b : a; }}};
 }
 
 #define INTEGERS(handle, type) all_calls<type>(#handle, handle, integers<type>())
@@ -396,12 +436,17 @@ void all_types() {
 #ifdef MPI_REAL8
   all_calls<double>("MPI_REAL8", MPI_REAL8, arithmetic<double>());
 #endif
-  all_calls<Complex<float>>("MPI_C_FLOAT_COMPLEX", MPI_C_FLOAT_COMPLEX, complexes<Complex<float>>());
-  all_calls<Complex<double>>("MPI_C_DOUBLE_COMPLEX", MPI_C_DOUBLE_COMPLEX, complexes<Complex<double>>());
-  all_calls<Complex<long double>>("MPI_C_LONG_DOUBLE_COMPLEX", MPI_C_LONG_DOUBLE_COMPLEX, complexes<Complex<long double>>());
+  all_calls<Complex<float>>("MPI_C_FLOAT_COMPLEX", MPI_C_FLOAT_COMPLEX,
+                            complexes<Complex<float>>());
+  all_calls<Complex<double>>("MPI_C_DOUBLE_COMPLEX", MPI_C_DOUBLE_COMPLEX,
+                             complexes<Complex<double>>());
+  all_calls<Complex<long double>>("MPI_C_LONG_DOUBLE_COMPLEX", MPI_C_LONG_DOUBLE_COMPLEX,
+                                  complexes<Complex<long double>>());
   all_calls<Complex<float>>("MPI_COMPLEX", MPI_COMPLEX, complexes<Complex<float>>());
-  all_calls<Complex<double>>("MPI_DOUBLE_COMPLEX", MPI_DOUBLE_COMPLEX, complexes<Complex<double>>());
-  all_calls<Complex<double>>("MPI_CXX_DOUBLE_COMPLEX", MPI_CXX_DOUBLE_COMPLEX, complexes<Complex<double>>());
+  all_calls<Complex<double>>("MPI_DOUBLE_COMPLEX", MPI_DOUBLE_COMPLEX,
+                             complexes<Complex<double>>());
+  all_calls<Complex<double>>("MPI_CXX_DOUBLE_COMPLEX", MPI_CXX_DOUBLE_COMPLEX,
+                             complexes<Complex<double>>());
   all_calls<Bool>("MPI_C_BOOL", MPI_C_BOOL, logicals<Bool>());
   all_calls<Bool>("MPI_CXX_BOOL", MPI_CXX_BOOL, logicals<Bool>());
   all_calls<Logical<int>>("MPI_LOGICAL", MPI_LOGICAL, logicals<Logical<int>>());
@@ -410,12 +455,16 @@ void all_types() {
   all_calls<Pair<int, int>>("MPI_2INT", MPI_2INT, pairs<Pair<int, int>>());
   all_calls<Pair<long, int>>("MPI_LONG_INT", MPI_LONG_INT, pairs<Pair<long, int>>());
   all_calls<Pair<float, int>>("MPI_FLOAT_INT", MPI_FLOAT_INT, pairs<Pair<float, int>>());
-  all_calls<Pair<double, int>>("MPI_DOUBLE_INT", MPI_DOUBLE_INT, pairs<Pair<double, int>>(), is_thorough);
-  all_calls<Pair<long double, int>>("MPI_LONG_DOUBLE_INT", MPI_LONG_DOUBLE_INT, pairs<Pair<long double, int>>());
+  all_calls<Pair<double, int>>("MPI_DOUBLE_INT", MPI_DOUBLE_INT, pairs<Pair<double, int>>(),
+                               is_thorough);
+  all_calls<Pair<long double, int>>("MPI_LONG_DOUBLE_INT", MPI_LONG_DOUBLE_INT,
+                                    pairs<Pair<long double, int>>());
   all_calls<Pair<int, int>>("MPI_2INTEGER", MPI_2INTEGER, pairs<Pair<int, int>>());
   all_calls<Pair<float, float>>("MPI_2REAL", MPI_2REAL, pairs<Pair<float, float>>());
-  all_calls<Pair<double, double>>("MPI_2DOUBLE_PRECISION", MPI_2DOUBLE_PRECISION, pairs<Pair<double, double>>());
-  if (is_served_here() && size > 1) {  // on one rank the MPI does it, or cannot: Intel MPI has no sums of these
+  all_calls<Pair<double, double>>("MPI_2DOUBLE_PRECISION", MPI_2DOUBLE_PRECISION,
+                                  pairs<Pair<double, double>>());
+  if (is_served_here() &&
+      size > 1) {  // on one rank the MPI does it, or cannot: Intel MPI has no sums of these
 #ifdef MPIX_C_FLOAT16
     all_calls<Half>("MPIX_C_FLOAT16", MPIX_C_FLOAT16, small_floats<Half, half_of>());
 #endif
@@ -423,19 +472,25 @@ void all_types() {
     all_calls<Bfloat16>("MPIX_BFLOAT16", MPIX_BFLOAT16, small_floats<Bfloat16, bfloat16_of>());
 #endif
   }
-  // The types of Tributary work on one rank too, where the MPI does the work with Tributary's operators.
-  if (auto* type = tributary<MPI_Datatype(const char*)>("trib_mpi_type"); type && is_served_here()) {
-    CHECK(type("half") == type("half") && type("half") != type("bfloat16") && type("quad") == MPI_DATATYPE_NULL, "");
+  // The types of Tributary work on one rank too, where the MPI does the work with Tributary's
+  // operators.
+  if (auto* type = tributary<MPI_Datatype(const char*)>("trib_mpi_type");
+      type && is_served_here()) {
+    CHECK(type("half") == type("half") && type("half") != type("bfloat16") &&
+              type("quad") == MPI_DATATYPE_NULL,
+          "");
     all_calls<Half>("half", type("half"), small_floats<Half, half_of>());
-    all_calls<Bfloat16>("bfloat16", type("bfloat16"), small_floats<Bfloat16, bfloat16_of>(), size > 1);
+    all_calls<Bfloat16>("bfloat16", type("bfloat16"), small_floats<Bfloat16, bfloat16_of>(),
+                        size > 1);
   }
 }
 
-/// Sums that round: every rank has the same bits, the same in a second run, and with TRIB_DETERMINISM=order those of a
-/// left fold over the ranks.
+/// Sums that round: every rank has the same bits, the same in a second run, and with
+/// TRIB_DETERMINISM=order those of a left fold over the ranks.
 void rounding() {
   const char* const determinism = std::getenv("TRIB_DETERMINISM");
-  const bool is_ordered = is_served_here() && size > 1 && determinism && std::strcmp(determinism, "order") == 0;
+  const bool is_ordered =
+      is_served_here() && size > 1 && determinism && std::strcmp(determinism, "order") == 0;
   for (const int count : {1, 5, 100, 1021, 30000, 300000}) {
     const auto n = static_cast<std::size_t>(count);
     const auto value = [&](int r, std::size_t i) {
@@ -448,11 +503,13 @@ void rounding() {
     if (is_served_here()) CHECK(first == second, "%d doubles: the second run differs", count);
     theirs = first;
     MPI_Bcast(theirs.data(), count, MPI_DOUBLE, size - 1, MPI_COMM_WORLD);
-    if (is_served_here()) CHECK(theirs == first, "%d doubles: rank %d differs from the last", count, rank);
+    if (is_served_here())
+      CHECK(theirs == first, "%d doubles: rank %d differs from the last", count, rank);
     for (std::size_t i = 0; i < n; ++i) {
       double expected = value(0, i);
       for (int r = 1; r < size; ++r) expected += value(r, i);
-      CHECK(is_ordered ? first[i] == expected : std::fabs(first[i] - expected) < 1e-9, "%d doubles: element %zu", count, i);
+      CHECK(is_ordered ? first[i] == expected : std::fabs(first[i] - expected) < 1e-9,
+            "%d doubles: element %zu", count, i);
     }
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// MPI_THREAD_MULTIPLE: threads reduce on communicators of their own at the same time, the first calls included, and in
-// another order on every rank.
+// MPI_THREAD_MULTIPLE: threads reduce on communicators of their own at the same time, the first
+// calls included, and in another order on every rank.
 #include <thread>
 #include <vector>
 
@@ -28,8 +28,10 @@ int main(int argc, char** argv) {
           const int count = 1 + (i * 37 + index * 11) % 500;
           std::vector<long> in(static_cast<std::size_t>(count), rank + index + i), out(in.size());
           MPI_Allreduce(in.data(), out.data(), count, MPI_LONG, MPI_SUM, comm);
-          const long expected = static_cast<long>(size) * (size - 1) / 2 + static_cast<long>(size) * (index + i);
-          for (const long value : out) CHECK(value == expected, "thread %d call %d: %ld, not %ld", index, i, value, expected);
+          const long expected =
+              static_cast<long>(size) * (size - 1) / 2 + static_cast<long>(size) * (index + i);
+          for (const long value : out)
+            CHECK(value == expected, "thread %d call %d: %ld, not %ld", index, i, value, expected);
         }
         if (is_served_here() && size > 1) CHECK(was_served(comm), "");
       });
