@@ -86,13 +86,13 @@ class Channel {
   /// Every call on the channel begins with this: numbers it and shows its signature to the peers. Calls that run nothing
   /// (zero counts, calls left to the MPI) are announced too.
   virtual void announce(const Signature& signature) = 0;
-  /// Whether all peers have announced this call; throws Error if one of them announced something else.
-  virtual bool met() = 0;
+  /// A rank that has not announced this call yet, or -1; throws Error if one announced something else.
+  virtual int missing() = 0;
   /// For a wait that takes long: throws Error if the peer failed, or made a different call. `position` is
   /// Operation::position(): a peer that has left this call without moving us will never do so.
   virtual void diagnose(int blocked_on, std::uint64_t position) = 0;
-  /// Throws Error if a peer's process is gone. Slower than diagnose().
-  virtual void check_alive() = 0;
+  /// Throws Error if the process of the rank that is waited for is gone. Slower than diagnose().
+  virtual void check_alive(int blocked_on) = 0;
   /// Peers that wait for this rank will get an error that carries `why`.
   virtual void poison(const std::string& why) noexcept = 0;
 };

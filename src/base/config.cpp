@@ -156,14 +156,14 @@ const std::vector<Setting>& settings() {
       choice("TRIB_ENABLE", &Config::enable, {"0", "1"}, true, "0: leave every call to the MPI"),
       algorithm_name("TRIB_ALGORITHM", true, "use this algorithm wherever it can do the call"),
       choice("TRIB_DETERMINISM", &Config::determinism, {"run", "order", "any"}, true,
-             "run: same bits in every run of the same layout; order: the bits of a left fold over ranks; any: whatever is fastest"),
+             "run: same bits in every run of the same layout; order: the bits of a left fold over ranks; any: leaves tuners free (there are none yet: as run)"),
       choice("TRIB_ATTACH", &Config::attach, {"auto", "off", "always"}, true,
-             "whether peers' memory is read directly, where the kernel allows it: auto where it is known to pay"),
+             "always: read peers' memory directly where the kernel allows it; auto: where that was seen to pay, which is nowhere yet"),
       choice("TRIB_SEGMENT", &Config::segment, {"auto", "memfd", "file"}, true, "where shared memory comes from"),
       seconds("TRIB_TIMEOUT", &Config::timeout, true, "how long a rank waits for a peer before it reports an error"),
       size_in_bytes("TRIB_SLICE", &Config::slice, true, "scratch per chunk and pass"),
       choice("TRIB_LOG", &Config::log, {"off", "error", "warn", "info", "trace"}, false, "what is written to standard error"),
-      choice("TRIB_STATS", &Config::stats, {"0", "1"}, false, "1: each rank reports its calls when it ends"),
+      choice("TRIB_STATS", &Config::stats, {"0", "1"}, false, "1: rank 0 prints at the end what was served and what was left to the MPI, averages over the ranks"),
   };
   // clang-format on
   return table;

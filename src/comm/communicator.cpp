@@ -35,6 +35,12 @@ constexpr std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
   return hash ^ (hash >> 29);
 }
 
+std::string seconds(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return text;
+}
+
 }  // namespace
 
 /// A lowered schedule on the channel, and what it has served.
@@ -72,6 +78,7 @@ struct Communicator::Cache {
   // Direct mapped: calls that alternate between a few shapes all find their plan.
   std::array<Plan, 32> plans;
   std::map<std::tuple<Collective, const Algorithm*, int, Reach>, Loaded> programs;
+  std::array<std::uint64_t, kCollectives> empty_calls{};
   bool is_without_data = false;  // there was no memory for large messages
 };
 
@@ -82,7 +89,11 @@ void Communicator::run(const Request& request) {
   try {
     Plan& plan = plan_for(request);
     channel_->announce(plan.arguments.signature);
-    if (plan.bytes == 0) return;
+    if (plan.bytes == 0) {
+      last_algorithm_ = "none";
+      ++cache_->empty_calls[static_cast<std::size_t>(request.collective)];
+      return;
+    }
     if (plan.arguments.is_large && !channel_->has_data()) reserve_data(plan);
     plan.arguments.in = request.in;
     plan.arguments.out = request.out;
@@ -99,6 +110,8 @@ void Communicator::run(const Request& request) {
     }
   } catch (const Error& error) {
     fail(error);
+  } catch (const std::exception& error) {  // out of memory, say
+    fail(Error(Code::system, error.what()));
   }
 }
 
@@ -125,12 +138,12 @@ void Communicator::wait_slowly(Step&& step, Position&& position) {
     const auto now = Clock::now();
     const double waited = std::chrono::duration<double>(now - start).count();
     if (config_.timeout > 0 && waited > config_.timeout) {
-      throw Error(Code::timeout, "rank " + std::to_string(peer) + " did not arrive within TRIB_TIMEOUT=" + std::to_string(config_.timeout) + " s");
+      throw Error(Code::timeout, "rank " + std::to_string(peer) + " did not arrive within TRIB_TIMEOUT=" + seconds(config_.timeout) + " s");
     }
     if (now - alive_at > std::chrono::milliseconds(100)) {
       alive_at = now;
       try {
-        channel_->check_alive();
+        channel_->check_alive(peer);
       } catch (const Error&) {
         if (step(polls) == -2) return;  // it did its part before it left
         throw;
@@ -209,10 +222,8 @@ void Communicator::set_program(Plan& plan) {
   Key key;
   key.collective = request.collective;
   key.size = size_;
-  key.bytes = key.longest = plan.bytes;
+  key.bytes = plan.bytes;
   key.can_attach = channel_->can_attach();
-  key.is_crowded = is_crowded_;
-  if (is_scattered) key.longest = *std::max_element(plan.counts.begin(), plan.counts.end()) * element;
   plan.choice = select(key, config_);
 
   const auto load = [&]() -> Loaded& {
@@ -232,9 +243,13 @@ void Communicator::set_program(Plan& plan) {
   };
   plan.loaded = &load();
   const auto fit = [&](bool is_large) { return channel_->fit(plan.loaded->schedule, is_large); };
-  // Many ranks on little memory: the one algorithm that needs room for a single chunk folds in rank order.
   if (std::max(fit(false), cache_->is_without_data ? 0 : fit(true)) < element) {
-    plan.choice.algorithm = find_algorithm("one_shot");
+    // Only for algorithms that were asked for by name: those of the table need few slots.
+    log_once(Config::Log::warn, "TRIB_ALGORITHM=" + std::string(config_.algorithm) + " has no room in shared memory for " +
+                                    std::string(name(request.collective)) + " over " + std::to_string(size_) + " ranks; the default is used");
+    Config automatic = config_;
+    std::strcpy(automatic.algorithm, "auto");
+    plan.choice = select(key, automatic);
     plan.loaded = &load();
   }
 
@@ -267,7 +282,11 @@ void Communicator::set_program(Plan& plan) {
 
 /// The first large call. It meets on the small segment first: ranks that disagree must not enter different collective calls.
 void Communicator::reserve_data(Plan& plan) {
-  if (!channel_->met()) wait_slowly([&](int) { return channel_->met() ? -2 : -1; }, [] { return 0; });
+  const auto step = [&](int) {
+    const int missing = channel_->missing();
+    return missing < 0 ? -2 : missing;
+  };
+  if (step(1) != -2) wait_slowly(step, [] { return 0; });
   if (channel_->reserve_data()) return;
   cache_->is_without_data = true;
   if (rank_ == 0) log_once(Config::Log::warn, "no shared memory for large messages (64 MiB per rank at most, or /dev/shm is full): they go in small pieces");
@@ -308,7 +327,7 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   }
   Introduction mine{};
   mine.node = node_identity();
-  if (::sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) CPU_ZERO(&mine.cores);
+  if (::sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) std::memset(&mine.cores, 0xff, sizeof mine.cores);
   mine.config = config;
   std::vector<Introduction> all(static_cast<std::size_t>(size_));
   bootstrap_->exchange(&mine, all.data(), sizeof mine);
@@ -349,6 +368,9 @@ std::vector<Communicator::Served> Communicator::served() const {
   for (const auto& [key, loaded] : cache_->programs)
     if (loaded.calls > 0)
       all.push_back({loaded.collective, loaded.algorithm->name.data(), loaded.calls, loaded.bytes, loaded.seconds});
+  for (int collective = 0; collective < kCollectives; ++collective)
+    if (const auto calls = cache_->empty_calls[static_cast<std::size_t>(collective)]; calls > 0)
+      all.push_back({static_cast<Collective>(collective), "none", calls, 0, 0});
   return all;
 }
 

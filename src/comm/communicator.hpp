@@ -83,7 +83,7 @@ class Communicator {
   /// disagree get an error instead of a hang. Cheap; to be called once per declined call.
   void note_declined(Collective collective, Decline reason);
 
-  /// Name of the algorithm that served the last run(); "none" before.
+  /// Name of the algorithm that served the last run(); "none" before and after a call without elements.
   const char* last_algorithm() const { return last_algorithm_; }
 
   /// Counted per communicator, read at the end.

@@ -16,9 +16,7 @@ struct Key {
   Collective collective = Collective::allreduce;
   int size = 2;
   std::size_t bytes = 0;      ///< of the whole vector
-  std::size_t longest = 0;    ///< bytes of the longest part (reduce_scatter), else as `bytes`
   bool can_attach = false;
-  bool is_crowded = false;    ///< more ranks than cores
 };
 
 struct Choice {

@@ -18,7 +18,7 @@ TEST(Select, EveryKeyHasAnAlgorithm) {
         Key key;
         key.collective = static_cast<Collective>(collective);
         key.size = size;
-        key.bytes = key.longest = bytes;
+        key.bytes = bytes;
         EXPECT_NE(select(key, Config{}).algorithm, nullptr);
         Config ordered;
         ordered.determinism = Config::Determinism::order;

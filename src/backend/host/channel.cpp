@@ -75,7 +75,8 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
 
   const std::size_t lines_at = round_up(sizeof(Control), kCacheLine);
   const std::size_t small_at = lines_at + sizeof(Line) * static_cast<std::size_t>(kWindows * channel->flags_);
-  channel->control_ = Segment::open(bootstrap, small_at + kWindows * kSmallBytes, config.segment, why);
+  channel->small_bytes_ = std::max(kSmallBytes, kSmallBytesPerRank * size);
+  channel->control_ = Segment::open(bootstrap, small_at + kWindows * channel->small_bytes_, config.segment, why);
   if (!channel->control_) return nullptr;
 
   struct Hello {
@@ -126,7 +127,7 @@ bool Channel::reserve_data() {
 
 std::size_t Channel::fit(const Schedule& schedule, bool is_large) const {
   if (schedule.flags > flags_) return 0;
-  const std::size_t room = is_large ? kLargeBytes : kSmallBytes;
+  const std::size_t room = is_large ? kLargeBytes : small_bytes_;
   if (schedule.units == 0) return room;  // nothing goes through scratch: a pass only has to be of a reasonable size
   return room / static_cast<std::size_t>(schedule.units) / kCacheLine * kCacheLine;
 }
@@ -172,18 +173,18 @@ void Channel::disagree(int peer) const {
                                   std::to_string(peer) + " calls " + theirs);
 }
 
-bool Channel::met() {
-  bool all = true;
+int Channel::missing() {
+  int missing = -1;
   for (int peer = 0; peer < size_; ++peer) {
     const State& state = peers_[peer].control->state;
     if (state.call.load(std::memory_order_acquire) < current_.call) {
-      all = false;
       diagnose(peer, 0);
+      missing = peer;
     } else {
       compare(peer);
     }
   }
-  return all;
+  return missing;
 }
 
 void Channel::diagnose(int blocked_on, std::uint64_t position) {
@@ -205,13 +206,13 @@ void Channel::diagnose(int blocked_on, std::uint64_t position) {
   }
 }
 
-void Channel::check_alive() {
-  if (!can_see_processes_) return;
-  for (int peer = 0; peer < size_; ++peer)
-    if (peer != rank_ && start_time(peers_[peer].pid) != peers_[peer].start_time) {
-      // It may have finished properly just now: then what we wait for is there.
-      throw Error(Code::peer, "rank " + std::to_string(peer) + " (process " + std::to_string(peers_[peer].pid) + ") is gone");
-    }
+// Only the rank that we wait for: another may have done its part and ended as it should. If one that we need indirectly
+// died, the rank in between finds out and fails.
+void Channel::check_alive(int blocked_on) {
+  if (!can_see_processes_ || blocked_on < 0) return;
+  const Peer& peer = peers_[blocked_on];
+  if (start_time(peer.pid) != peer.start_time)
+    throw Error(Code::peer, "rank " + std::to_string(blocked_on) + " (process " + std::to_string(peer.pid) + ") is gone");
 }
 
 void Channel::poison(const std::string& why) noexcept {

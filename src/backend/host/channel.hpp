@@ -7,7 +7,7 @@
 //     state       number of the call the rank is in, whether it failed and why
 //     history     the signatures of its last calls, so that a disagreement can be named
 //     lines       kWindows x flags: one cache line per slot, {number of the run, signature hash, 48 bytes of payload}
-//     small       kWindows x kSmallBytes: payload that does not fit the line
+//     small       kWindows x small_bytes_: payload that does not fit the line
 //
 // and in the data segment, which comes with the first large call: kWindows x kLargeBytes of payload.
 //
@@ -28,7 +28,8 @@ namespace trib::host {
 
 inline constexpr std::size_t kCacheLine = 64;
 inline constexpr int kWindows = 4;
-inline constexpr std::size_t kSmallBytes = 8 << 10;
+inline constexpr std::size_t kSmallBytes = 8 << 10;         // at least; every algorithm finds a place for ...
+inline constexpr std::size_t kSmallBytesPerRank = 4 * 64;    // ... a cache line of each of its slots, whatever the size
 inline constexpr std::size_t kLargeBytes = 512 << 10;
 inline constexpr std::size_t kInlineBytes = 48;
 inline constexpr int kHistory = 8;
@@ -74,9 +75,9 @@ class Channel final : public trib::Channel {
   std::size_t fit(const Schedule& schedule, bool is_large) const override;
   std::unique_ptr<trib::Program> load(const Schedule& schedule) override;
   void announce(const Signature& signature) override;
-  bool met() override;
+  int missing() override;
   void diagnose(int blocked_on, std::uint64_t position) override;
-  void check_alive() override;
+  void check_alive(int blocked_on) override;
   void poison(const std::string& why) noexcept override;
 
  private:
@@ -100,6 +101,7 @@ class Channel final : public trib::Channel {
   std::unique_ptr<Segment> control_, data_;
   std::vector<Peer> peers_;
   int rank_ = 0, size_ = 1, flags_ = 0;
+  std::size_t small_bytes_ = 0;  // per window
   bool can_attach_ = false, can_see_processes_ = false;
   Signature current_;
   int suspect_ = -1;                               // a peer that has left our call, ...

@@ -221,7 +221,7 @@ inline std::byte* Program::address(const Operand& operand, int index) const {
            static_cast<std::size_t>(operand.slot_first + index) * inline_stride_;
   const Channel::Peer& peer = channel_.peers_[static_cast<std::size_t>(operand.rank)];
   std::byte* const base = arguments_.is_large ? peer.large + static_cast<std::size_t>(window_) * kLargeBytes
-                                              : peer.small + static_cast<std::size_t>(window_) * kSmallBytes;
+                                              : peer.small + static_cast<std::size_t>(window_) * channel_.small_bytes_;
   return base + static_cast<std::size_t>(operand.offset + index) * stride_;
 }
 
