@@ -4,18 +4,20 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "base/types.hpp"
 
 namespace trib {
 
-/// How results are stored. `stream` goes past the caches: for results beyond the last-level cache.
-enum class Store : bool { cached, stream };
+/// How results are stored. `stream` goes past the caches: for results beyond the last-level cache. `shared` is for scratch
+/// that a peer has read and will read again: its lines are claimed without being fetched.
+enum class Store : std::uint8_t { cached, stream, shared };
 
 /// Each of to[0..to_count) = from[0] op from[1] op ... (left to right), element by element. Accumulates in the table's
 /// accumulator type and rounds once. No pointer needs to be aligned. A destination may be the same memory as a source,
 /// or overlap it from below (to < from); other overlaps, and overlaps between destinations, are not allowed.
-/// `from_count` >= 1. `store` applies to to[0]; further destinations (shared scratch) are always cached.
+/// `from_count` >= 1. `store` applies to to[0]; further destinations are shared scratch.
 using ReduceKernel = void (*)(void* const* to, int to_count, const void* const* from, int from_count,
                               std::size_t count, Store store);
 

@@ -28,7 +28,7 @@ constexpr std::size_t kSliceBytes = 256 * KiB;
 // on an AMD EPYC (Zen 5) of 2 cores; 4, 8, 16 and 64 ranks on an Intel Xeon of 64 cores.
 // clang-format off
 constexpr Row kAllreduce[] = {
-    {2,    192 * KiB, "one_shot"},
+    {2,    64 * KiB,  "one_shot"},
     {8,    256,       "one_shot"},
     {4,    1 * KiB,   "one_shot"},
     {16,   64,        "one_shot"},
@@ -41,7 +41,7 @@ constexpr Row kAllreduce[] = {
     {kAny, kAll,      "two_shot"},
 };
 constexpr Row kReduce[] = {
-    {2,    64 * KiB,  "one_shot"},
+    {2,    32 * KiB,  "one_shot"},
     {4,    8 * KiB,   "one_shot"},
     {8,    2 * KiB,   "one_shot"},
     {4,    kAll,      "two_shot"},
@@ -60,7 +60,7 @@ constexpr Row kReduceScatter[] = {
 };
 // TRIB_DETERMINISM=order: rows whose owners fold everything in rank order.
 constexpr Row kOrdered[] = {
-    {2,    192 * KiB, "one_shot"},
+    {2,    64 * KiB,  "one_shot"},
     {8,    4 * KiB,   "one_shot"},
     {kAny, 512,       "one_shot"},
     {kAny, kAll,      "two_shot"},

@@ -22,7 +22,7 @@ const std::vector<std::size_t> kCounts = {0,  1,  2,  3,  5,  7,  8,   15,   16,
                                           17, 31, 33, 63, 64, 65, 100, 1000, 4097};
 const std::vector<int> kSources = {1, 2, 3, 4, 5, 8, 9};
 const std::vector<int> kDestinations = {1, 2, 3};
-const std::vector<Store> kStores = {Store::cached, Store::stream};
+const std::vector<Store> kStores = {Store::cached, Store::stream, Store::shared};
 
 struct Cell {
   Op op;
@@ -136,7 +136,7 @@ TEST_P(ReduceTest, DestinationsMayOverlapSourcesFromBelow) {
         for (const KernelTable* table : kernel_tables()) {
           ++variant;
           const std::size_t aliased = variant % original.size();
-          const Store store = variant / 2 % 2 == 0 ? Store::cached : Store::stream;
+          const Store store = kStores[static_cast<std::size_t>(variant / 2) % kStores.size()];
           const int to_count = static_cast<int>(variant / 4 % 3) + 1;
           std::vector<Bytes> memory = original;
           Bytes second(size), third(size);

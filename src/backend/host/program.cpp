@@ -235,8 +235,7 @@ void Program::move(const Instruction& instruction) {
     const std::size_t done = static_cast<std::size_t>(run_) * arguments_.slice;
     if (length <= done) continue;
     const std::size_t count = std::min(arguments_.slice, length - done);
-    // Scratch stays in the caches: peers are about to read it. Only results may go past them.
-    const Store store = to->buffer == Buffer::out ? arguments_.store : Store::cached;
+    const Store store = to->buffer == Buffer::out ? arguments_.store : Store::shared;
     bool is_remote = false;
     for (int i = 0; i < instruction.to_count; ++i) to_[static_cast<std::size_t>(i)] = address(to[i], index);
     for (int i = 0; i < instruction.from_count; ++i) {
