@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The benchmark behind `trib bench`: an ordinary MPI program, built once per MPI ABI. In one job it times MPI_X, which the
-// preload library serves, against PMPI_X, the MPI's own, and prints one JSON object per line on rank 0.
-// python/tributary/cli/bench.py starts it and makes tables of what it says; pattern.hpp makes and checks the data.
+// The benchmark behind `trib bench`: an ordinary MPI program, built once per MPI ABI. In one job it
+// times MPI_X, which the preload library serves, against PMPI_X, the MPI's own, and prints one JSON
+// object per line on rank 0. python/tributary/cli/bench.py starts it and makes tables of what it
+// says; pattern.hpp makes and checks the data.
 //
 // How a point is measured:
-//   - Both sides run interleaved: `repeats` times a batch of each, and the side that goes first alternates.
-//   - Before every timed call stands a barrier of the MPI's own, for every collective and both sides, so that both see the
-//     same arrival pattern and no call overlaps the one before (a Reduce, or it would be the pipelining that is timed).
-//   - A call's time is that of its slowest rank: the ranks' times are combined after the batch, never inside it.
-//   - A batch gives its median over calls. Nothing is subtracted; reading the clock costs both sides the same 20 to 30 ns.
+//   - Both sides run interleaved: `repeats` times a batch of each, and the side that goes first
+//   alternates.
+//   - Before every timed call stands a barrier of the MPI's own, for every collective and both
+//   sides, so that both see the
+//     same arrival pattern and no call overlaps the one before (a Reduce, or it would be the
+//     pipelining that is timed).
+//   - A call's time is that of its slowest rank: the ranks' times are combined after the batch,
+//   never inside it.
+//   - A batch gives its median over calls. Nothing is subtracted; reading the clock costs both
+//   sides the same 20 to 30 ns.
 //   - Results are compared with a reference before the first and after the last batch of each side.
 #ifdef TRIB_STANDARD_ABI
 #include <mpi_abi.h>
@@ -29,8 +35,8 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -44,7 +50,8 @@ using trib::Dtype;
 using trib::Op;
 using trib::bench::Pattern;
 
-// --------------------------------------------------------------------------------------------- options
+// ---------------------------------------------------------------------------------------------
+// options
 
 struct Options {
   std::string collective = "allreduce";
@@ -111,62 +118,101 @@ Options read_options(int argc, char** argv) {
   return options;
 }
 
-// ------------------------------------------------------------------------------------------------- MPI
+// -------------------------------------------------------------------------------------------------
+// MPI
 
 MPI_Datatype mpi_type(Dtype dtype) {
   switch (dtype) {
-    case Dtype::i8: return MPI_INT8_T;
-    case Dtype::i16: return MPI_INT16_T;
-    case Dtype::i32: return MPI_INT32_T;
-    case Dtype::i64: return MPI_INT64_T;
-    case Dtype::u8: return MPI_UINT8_T;
-    case Dtype::u16: return MPI_UINT16_T;
-    case Dtype::u32: return MPI_UINT32_T;
-    case Dtype::u64: return MPI_UINT64_T;
+    case Dtype::i8:
+      return MPI_INT8_T;
+    case Dtype::i16:
+      return MPI_INT16_T;
+    case Dtype::i32:
+      return MPI_INT32_T;
+    case Dtype::i64:
+      return MPI_INT64_T;
+    case Dtype::u8:
+      return MPI_UINT8_T;
+    case Dtype::u16:
+      return MPI_UINT16_T;
+    case Dtype::u32:
+      return MPI_UINT32_T;
+    case Dtype::u64:
+      return MPI_UINT64_T;
 #ifdef MPIX_C_FLOAT16
-    case Dtype::f16: return MPIX_C_FLOAT16;
+    case Dtype::f16:
+      return MPIX_C_FLOAT16;
 #endif
 #ifdef MPIX_BFLOAT16
-    case Dtype::bf16: return MPIX_BFLOAT16;
+    case Dtype::bf16:
+      return MPIX_BFLOAT16;
 #endif
-    case Dtype::f32: return MPI_FLOAT;
-    case Dtype::f64: return MPI_DOUBLE;
-    case Dtype::f80: return MPI_LONG_DOUBLE;
-    case Dtype::cf32: return MPI_C_FLOAT_COMPLEX;
-    case Dtype::cf64: return MPI_C_DOUBLE_COMPLEX;
-    case Dtype::cf80: return MPI_C_LONG_DOUBLE_COMPLEX;
-    case Dtype::l8: return MPI_C_BOOL;
-    case Dtype::byte: return MPI_BYTE;
-    case Dtype::i16_i32: return MPI_SHORT_INT;
-    case Dtype::i32_i32: return MPI_2INT;
-    case Dtype::i64_i32: return MPI_LONG_INT;
-    case Dtype::f32_i32: return MPI_FLOAT_INT;
-    case Dtype::f64_i32: return MPI_DOUBLE_INT;
-    case Dtype::f80_i32: return MPI_LONG_DOUBLE_INT;
-    default: break;
+    case Dtype::f32:
+      return MPI_FLOAT;
+    case Dtype::f64:
+      return MPI_DOUBLE;
+    case Dtype::f80:
+      return MPI_LONG_DOUBLE;
+    case Dtype::cf32:
+      return MPI_C_FLOAT_COMPLEX;
+    case Dtype::cf64:
+      return MPI_C_DOUBLE_COMPLEX;
+    case Dtype::cf80:
+      return MPI_C_LONG_DOUBLE_COMPLEX;
+    case Dtype::l8:
+      return MPI_C_BOOL;
+    case Dtype::byte:
+      return MPI_BYTE;
+    case Dtype::i16_i32:
+      return MPI_SHORT_INT;
+    case Dtype::i32_i32:
+      return MPI_2INT;
+    case Dtype::i64_i32:
+      return MPI_LONG_INT;
+    case Dtype::f32_i32:
+      return MPI_FLOAT_INT;
+    case Dtype::f64_i32:
+      return MPI_DOUBLE_INT;
+    case Dtype::f80_i32:
+      return MPI_LONG_DOUBLE_INT;
+    default:
+      break;
   }
   if (dtype == Dtype::f16 || dtype == Dtype::bf16) {  // Tributary's own, where the MPI has none
     using Make = MPI_Datatype (*)(const char*);
     const auto make = reinterpret_cast<Make>(dlsym(RTLD_DEFAULT, "trib_mpi_type"));
     if (make) return make(dtype == Dtype::f16 ? "half" : "bfloat16");
   }
-  throw std::invalid_argument("--dtype: this MPI has no C type for " + std::string(trib::name(dtype)));
+  throw std::invalid_argument("--dtype: this MPI has no C type for " +
+                              std::string(trib::name(dtype)));
 }
 
 MPI_Op mpi_op(Op op) {
   switch (op) {
-    case Op::max: return MPI_MAX;
-    case Op::min: return MPI_MIN;
-    case Op::sum: return MPI_SUM;
-    case Op::prod: return MPI_PROD;
-    case Op::land: return MPI_LAND;
-    case Op::lor: return MPI_LOR;
-    case Op::lxor: return MPI_LXOR;
-    case Op::band: return MPI_BAND;
-    case Op::bor: return MPI_BOR;
-    case Op::bxor: return MPI_BXOR;
-    case Op::maxloc: return MPI_MAXLOC;
-    case Op::minloc: return MPI_MINLOC;
+    case Op::max:
+      return MPI_MAX;
+    case Op::min:
+      return MPI_MIN;
+    case Op::sum:
+      return MPI_SUM;
+    case Op::prod:
+      return MPI_PROD;
+    case Op::land:
+      return MPI_LAND;
+    case Op::lor:
+      return MPI_LOR;
+    case Op::lxor:
+      return MPI_LXOR;
+    case Op::band:
+      return MPI_BAND;
+    case Op::bor:
+      return MPI_BOR;
+    case Op::bxor:
+      return MPI_BXOR;
+    case Op::maxloc:
+      return MPI_MAXLOC;
+    case Op::minloc:
+      return MPI_MINLOC;
   }
   return MPI_OP_NULL;
 }
@@ -187,7 +233,8 @@ Buffer make_buffer(std::size_t bytes) {
   constexpr std::size_t page = 4096;
   const std::size_t rounded = (bytes + page) / page * page;
   Buffer buffer(std::aligned_alloc(page, rounded));
-  if (!buffer) throw std::runtime_error("no memory for a buffer of " + std::to_string(rounded) + " bytes");
+  if (!buffer)
+    throw std::runtime_error("no memory for a buffer of " + std::to_string(rounded) + " bytes");
   std::memset(buffer.get(), 0, rounded);
   return buffer;
 }
@@ -218,7 +265,8 @@ class Bench {
     width_ = trib::bytes(options.dtype);
     preload_ = file_of("MPI_Allreduce");
     if (preload_ == file_of("PMPI_Allreduce")) preload_.clear();
-    last_algorithm_ = reinterpret_cast<const char* (*)(MPI_Comm)>(dlsym(RTLD_DEFAULT, "trib_mpi_last_algorithm"));
+    last_algorithm_ =
+        reinterpret_cast<const char* (*)(MPI_Comm)>(dlsym(RTLD_DEFAULT, "trib_mpi_last_algorithm"));
     const std::size_t largest = *std::max_element(options.sizes.begin(), options.sizes.end()) +
                                 width_ * static_cast<std::size_t>(size_);
     in_ = make_buffer(largest);
@@ -231,7 +279,8 @@ class Bench {
     for (const std::size_t wanted : options_.sizes) {
       std::size_t count = std::max<std::size_t>(wanted / width_, 1);
       const auto ranks = static_cast<std::size_t>(size_);
-      if (options_.collective == "reduce_scatter_block") count = std::max(count / ranks, std::size_t{1}) * ranks;
+      if (options_.collective == "reduce_scatter_block")
+        count = std::max(count / ranks, std::size_t{1}) * ranks;
       if (count == previous) continue;  // rounded to a size that was already there
       previous = count;
       measure(count);
@@ -248,7 +297,9 @@ class Bench {
 
   // ---- set-up
 
-  void say(const json& line) const { std::printf("%s\n", line.dump().c_str()), std::fflush(stdout); }
+  void say(const json& line) const {
+    std::printf("%s\n", line.dump().c_str()), std::fflush(stdout);
+  }
 
   void count_cores() {
     cpu_set_t mine;
@@ -298,7 +349,8 @@ class Bench {
 
   // ---- helpers that stay out of the timed part
 
-  /// Where ranks share cores, waiting inside the MPI may cost a scheduler tick per message: test and yield instead.
+  /// Where ranks share cores, waiting inside the MPI may cost a scheduler tick per message: test
+  /// and yield instead.
   void complete(MPI_Request& request) const {
     int done = 0;
     while (PMPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) sched_yield();
@@ -317,7 +369,8 @@ class Bench {
   void combine(std::vector<double>& values, MPI_Op op) const {
     MPI_Request request;
     std::vector<double> all(values.size());
-    PMPI_Iallreduce(values.data(), all.data(), static_cast<int>(values.size()), MPI_DOUBLE, op, comm_, &request);
+    PMPI_Iallreduce(values.data(), all.data(), static_cast<int>(values.size()), MPI_DOUBLE, op,
+                    comm_, &request);
     complete(request);
     values.swap(all);
   }
@@ -326,7 +379,8 @@ class Bench {
 
   void plan(std::size_t count) {
     count_ = count;
-    if (count > INT_MAX) throw std::invalid_argument("--sizes: more than 2^31 elements are not supported");
+    if (count > INT_MAX)
+      throw std::invalid_argument("--sizes: more than 2^31 elements are not supported");
     const auto ranks = static_cast<std::size_t>(size_);
     counts_.assign(ranks, 0);
     mine_ = {0, count};
@@ -350,7 +404,8 @@ class Bench {
     const int count = static_cast<int>(count_);
     switch (options_.collective.size()) {  // all names differ in length
       case std::char_traits<char>::length("allreduce"):
-        return own ? PMPI_Allreduce(in, out, count, type_, op_, comm_) : MPI_Allreduce(in, out, count, type_, op_, comm_);
+        return own ? PMPI_Allreduce(in, out, count, type_, op_, comm_)
+                   : MPI_Allreduce(in, out, count, type_, op_, comm_);
       case std::char_traits<char>::length("reduce"):
         return own ? PMPI_Reduce(in, out, count, type_, op_, options_.root, comm_)
                    : MPI_Reduce(in, out, count, type_, op_, options_.root, comm_);
@@ -363,7 +418,8 @@ class Bench {
     }
   }
 
-  /// Wrong elements over all ranks, of a call whose result nothing can have left in the buffer before.
+  /// Wrong elements over all ranks, of a call whose result nothing can have left in the buffer
+  /// before.
   std::size_t checked_call(Side side, const Pattern& expected) {
     std::memset(out_.get(), 0xa5, mine_.count * width_);
     if (const int error = call(side); error != MPI_SUCCESS) {
@@ -376,7 +432,8 @@ class Bench {
   }
 
   std::size_t wrong_now(const Pattern& expected) {
-    std::vector<double> wrong{static_cast<double>(expected.count_wrong(out_.get(), mine_.first, mine_.count))};
+    std::vector<double> wrong{
+        static_cast<double>(expected.count_wrong(out_.get(), mine_.first, mine_.count))};
     combine(wrong, MPI_SUM);
     return static_cast<std::size_t>(wrong[0]);
   }
@@ -410,8 +467,9 @@ class Bench {
     }
   }
 
-  /// The mean of the middle fifth: a median that does not jump by the clock's tick, which is 10 ns on some machines (seen on
-  /// AMD EPYC, by clock_gettime and by rdtsc alike) and thus 5% of a small call.
+  /// The mean of the middle fifth: a median that does not jump by the clock's tick, which is 10 ns
+  /// on some machines (seen on AMD EPYC, by clock_gettime and by rdtsc alike) and thus 5% of a
+  /// small call.
   static double median(std::vector<double> values) {
     std::sort(values.begin(), values.end());
     const std::size_t aside = (values.size() - 1) * 2 / 5;
@@ -433,7 +491,8 @@ class Bench {
       try {
         timing.wrong = checked_call(side, expected);
       } catch (const CallFailed& failed) {
-        // An operator that the MPI itself does not have for this type: on all ranks alike, so there is one side less.
+        // An operator that the MPI itself does not have for this type: on all ranks alike, so there
+        // is one side less.
         if (side == Side::tributary || timings.size() == 1) throw;
         if (rank_ == 0) say({{"type", "note"}, {"text", failed.what()}});
         timings.erase(side);
@@ -446,7 +505,8 @@ class Bench {
       const auto found = timings.find(side);
       if (found == timings.end()) return;
       Timing& timing = found->second;
-      batch(side, std::clamp(timing.iterations / 10, 1L, 20L));  // warm-up: the other side has just used the caches
+      batch(side, std::clamp(timing.iterations / 10, 1L,
+                             20L));  // warm-up: the other side has just used the caches
       timing.seconds.push_back(median(batch(side, timing.iterations)));
       if (options_.check && static_cast<int>(timing.seconds.size()) == options_.repeats)
         timing.wrong = std::max(timing.wrong, wrong_now(expected));
@@ -457,7 +517,11 @@ class Bench {
     }
 
     if (rank_ != 0) return;
-    json row{{"type", "row"}, {"collective", options_.collective}, {"bytes", count * width_}, {"count", count}, {"sides", json::object()}};
+    json row{{"type", "row"},
+             {"collective", options_.collective},
+             {"bytes", count * width_},
+             {"count", count},
+             {"sides", json::object()}};
     for (const auto& [side, timing] : timings) {
       const bool ours = side == Side::tributary;
       std::vector<double> us;
@@ -489,7 +553,8 @@ class Bench {
   Part mine_{0, 0};  // the part of the result that this rank gets
 };
 
-/// For `trib run`: whether a launcher and an MPI library make one job together, or a job of one rank per process.
+/// For `trib run`: whether a launcher and an MPI library make one job together, or a job of one
+/// rank per process.
 int probe() {
   int rank = 0, size = 1;
   PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -508,14 +573,16 @@ int main(int argc, char** argv) {
   try {
     const Options options = read_options(argc, argv);
     std::vector<std::string> collectives{options.collective};
-    if (options.collective == "all") collectives = {"allreduce", "reduce", "reduce_scatter", "reduce_scatter_block"};
+    if (options.collective == "all")
+      collectives = {"allreduce", "reduce", "reduce_scatter", "reduce_scatter_block"};
     for (const std::string& collective : collectives) {
       Options one = options;
       one.collective = collective;
       if (collective != "allreduce" && collective != "reduce" && collective != "reduce_scatter" &&
           collective != "reduce_scatter_block")
-        throw std::invalid_argument("COLLECTIVE: " + collective +
-                                    " is none of allreduce, reduce, reduce_scatter, reduce_scatter_block, all");
+        throw std::invalid_argument(
+            "COLLECTIVE: " + collective +
+            " is none of allreduce, reduce, reduce_scatter, reduce_scatter_block, all");
       Bench(one).run();
     }
   } catch (const std::exception& error) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What this build of Tributary can do, as JSON: settings, algorithms, backends, operators and types. It links the core
-// library and no MPI. `trib info` prints it, `trib run` takes its options from it, the tables of docs/ are made from it.
+// What this build of Tributary can do, as JSON: settings, algorithms, backends, operators and
+// types. It links the core library and no MPI. `trib info` prints it, `trib run` takes its options
+// from it, the tables of docs/ are made from it.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -74,12 +75,10 @@ ordered_json dtypes() {
 
 int main() {
   try {
-    const ordered_json all{{"version", TRIB_VERSION},
-                           {"settings", settings(trib::read_config())},
-                           {"algorithms", algorithms()},
-                           {"backends", backends()},
-                           {"dtypes", dtypes()},
-                           {"operators", operators()}};
+    const ordered_json all{
+        {"version", TRIB_VERSION},    {"settings", settings(trib::read_config())},
+        {"algorithms", algorithms()}, {"backends", backends()},
+        {"dtypes", dtypes()},         {"operators", operators()}};
     std::printf("%s\n", all.dump(2).c_str());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "trib-info: %s\n", error.what());

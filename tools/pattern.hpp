@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the benchmark puts into its buffers, and what must come out: small numbers whose reduction is exact in any order,
-// in every type, so that results are compared bit for bit whatever the algorithm. bench.cpp uses it.
+// What the benchmark puts into its buffers, and what must come out: small numbers whose reduction
+// is exact in any order, in every type, so that results are compared bit for bit whatever the
+// algorithm. bench.cpp uses it.
 #pragma once
 
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstring>
-#include <string>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "base/types.hpp"
 
 namespace trib::bench {
 
-/// Values repeat with this period: prime, so that data that lands at the wrong chunk or page shows as wrong.
+/// Values repeat with this period: prime, so that data that lands at the wrong chunk or page shows
+/// as wrong.
 inline constexpr std::size_t kPeriod = 251;
 
-/// The number that `rank` contributes at `index`. Sums stay below 256 and products below 128: bfloat16 holds them exactly.
+/// The number that `rank` contributes at `index`. Sums stay below 256 and products below 128:
+/// bfloat16 holds them exactly.
 constexpr int number(Op op, int rank, int ranks, std::size_t index) {
   const int i = static_cast<int>(index % kPeriod);
   const auto is_one_of = [&](int most) { return rank % ((ranks + most - 1) / most) == 0; };
@@ -95,7 +98,9 @@ class Pattern {
     return Pattern(dtype, op, rank, ranks, rank);
   }
   /// The reduction over all ranks: the plain loop, rank after rank.
-  static Pattern result(Dtype dtype, Op op, int ranks) { return Pattern(dtype, op, 0, ranks, ranks - 1); }
+  static Pattern result(Dtype dtype, Op op, int ranks) {
+    return Pattern(dtype, op, 0, ranks, ranks - 1);
+  }
 
   void fill(void* buffer, std::size_t count) const {
     auto* to = static_cast<std::byte*>(buffer);
@@ -107,7 +112,8 @@ class Pattern {
     }
   }
 
-  /// Elements of `buffer`, which starts at `first` of the whole vector, that are not as they should be.
+  /// Elements of `buffer`, which starts at `first` of the whole vector, that are not as they should
+  /// be.
   std::size_t count_wrong(const void* buffer, std::size_t first, std::size_t count) const {
     switch (dtype_) {
 #define TRIB_CASE(name, element, accumulator) \
@@ -120,7 +126,8 @@ class Pattern {
   }
 
  private:
-  Pattern(Dtype dtype, Op op, int first, int ranks, int last) : dtype_(dtype), width_(bytes(dtype)) {
+  Pattern(Dtype dtype, Op op, int first, int ranks, int last)
+      : dtype_(dtype), width_(bytes(dtype)) {
     bytes_.resize(kPeriod * width_);
     build(op, first, ranks, last);
   }
@@ -128,10 +135,10 @@ class Pattern {
   void build(Op op, int first, int ranks, int last) {
     const auto with_type = [&]<class Operator>(Operator) {
       switch (dtype_) {
-#define TRIB_CASE(name, element, accumulator)                                   \
-  case Dtype::name:                                                             \
-    if constexpr (Reduces<Operator, accumulator>)                               \
-      return make<Operator, element, accumulator>(op, first, ranks, last);      \
+#define TRIB_CASE(name, element, accumulator)                              \
+  case Dtype::name:                                                        \
+    if constexpr (Reduces<Operator, accumulator>)                          \
+      return make<Operator, element, accumulator>(op, first, ranks, last); \
     break;
         TRIB_DTYPES(TRIB_CASE)
 #undef TRIB_CASE

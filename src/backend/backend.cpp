@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Finds the backend modules beside the core library: trib_backend_host.so, and those of devices that were built.
+// Finds the backend modules beside the core library: trib_backend_host.so, and those of devices
+// that were built.
 #include "backend/backend.hpp"
 
 #include <dlfcn.h>

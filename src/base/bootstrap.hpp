@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the core needs from whoever started the processes. src/mpi implements it over PMPI_, the tests over threads.
+// What the core needs from whoever started the processes. src/mpi implements it over PMPI_, the
+// tests over threads.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,8 @@ class Bootstrap {
   virtual int size() const = 0;
   /// Allgather: `all` has size() x bytes, in rank order. Collective; slow is fine.
   virtual void exchange(const void* mine, void* all, std::size_t bytes) = 0;
-  /// Called from every wait for a peer, about once per microsecond: keeps the host program's own messages moving.
+  /// Called from every wait for a peer, about once per microsecond: keeps the host program's own
+  /// messages moving.
   virtual void progress() = 0;
 };
 

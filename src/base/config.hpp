@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Every TRIB_ variable, in one table. To add one: a field here and a row in config.cpp; parsing, errors, `trib info` and
-// docs/settings.md follow from them.
+// Every TRIB_ variable, in one table. To add one: a field here and a row in config.cpp; parsing,
+// errors, `trib info` and docs/settings.md follow from them.
 #pragma once
 
 #include <functional>
@@ -13,36 +13,48 @@ namespace trib {
 /// Values of all settings. Plain data (fixed-size), so that ranks can compare and adopt rank 0's.
 struct Config {
   // What all ranks of a communicator must have alike: rank 0's values are taken.
-  bool enable = true;            ///< TRIB_ENABLE
-  char algorithm[32] = "auto";   ///< TRIB_ALGORITHM: "auto" or a row of the registry
+  bool enable = true;           ///< TRIB_ENABLE
+  char algorithm[32] = "auto";  ///< TRIB_ALGORITHM: "auto" or a row of the registry
   enum class Determinism : int { run, order, any } determinism = Determinism::run;
-  enum class Attach : int { automatic, off, always } attach = Attach::automatic;  ///< TRIB_ATTACH=auto|off|always
-  enum class Segment : int { automatic, memfd, file } segment = Segment::automatic;  ///< TRIB_SEGMENT=auto|memfd|file
-  double timeout = 0;            ///< TRIB_TIMEOUT: seconds a rank waits for a peer, 0: for ever
-  long slice = 0;                ///< TRIB_SLICE: bytes of scratch per chunk and pass, 0: by table (K, M, G suffixes)
+  enum class Attach : int {
+    automatic,
+    off,
+    always
+  } attach = Attach::automatic;  ///< TRIB_ATTACH=auto|off|always
+  enum class Segment : int {
+    automatic,
+    memfd,
+    file
+  } segment = Segment::automatic;  ///< TRIB_SEGMENT=auto|memfd|file
+  double timeout = 0;              ///< TRIB_TIMEOUT: seconds a rank waits for a peer, 0: for ever
+  long slice =
+      0;  ///< TRIB_SLICE: bytes of scratch per chunk and pass, 0: by table (K, M, G suffixes)
   // Local ones.
   enum class Log : int { off, error, warn, info, trace } log = Log::warn;  ///< TRIB_LOG
-  bool stats = false;            ///< TRIB_STATS
+  bool stats = false;                                                      ///< TRIB_STATS
 };
 
 /// One row of the table.
 struct Setting {
-  std::string_view variable;     ///< "TRIB_TIMEOUT"
-  std::string accepted;          ///< "seconds (0: wait for ever)", "run, order or any"
-  std::string_view help;         ///< one line
-  bool is_shared;                ///< all ranks take rank 0's
+  std::string_view variable;  ///< "TRIB_TIMEOUT"
+  std::string accepted;       ///< "seconds (0: wait for ever)", "run, order or any"
+  std::string_view help;      ///< one line
+  bool is_shared;             ///< all ranks take rank 0's
   std::function<std::string(const Config&)> get;
   std::function<bool(Config&, std::string_view)> set;  ///< false: not an accepted value
 };
 const std::vector<Setting>& settings();
 
-/// TRIB_ variables that `trib run` sets for itself and its children. They are no settings, but no mistakes either.
+/// TRIB_ variables that `trib run` sets for itself and its children. They are no settings, but no
+/// mistakes either.
 const std::vector<std::string_view>& launcher_variables();
 
-/// Reads the environment: the values by `getenv_like`, the names of all its variables from `names`. Throws
-/// Error(Code::argument) naming the variable, its value and the accepted values; an unknown TRIB_ variable is an error
-/// too (with the nearest known name), as a misspelt one would otherwise do nothing.
-Config read_config(const std::function<const char*(const char*)>& getenv_like, const std::vector<std::string>& names);
+/// Reads the environment: the values by `getenv_like`, the names of all its variables from `names`.
+/// Throws Error(Code::argument) naming the variable, its value and the accepted values; an unknown
+/// TRIB_ variable is an error too (with the nearest known name), as a misspelt one would otherwise
+/// do nothing.
+Config read_config(const std::function<const char*(const char*)>& getenv_like,
+                   const std::vector<std::string>& names);
 Config read_config();  ///< from the process's environment
 
 /// Lines that name the shared settings in which `mine` differs from `theirs`.

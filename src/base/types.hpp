@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The element types and the operators that Tributary reduces: two tables, everything else derives from them
-// (kernels of every backend, the support matrix, tests, docs). The MPI names live in mpi/translate.cpp.
+// The element types and the operators that Tributary reduces: two tables, everything else derives
+// from them (kernels of every backend, the support matrix, tests, docs). The MPI names live in
+// mpi/translate.cpp.
 #pragma once
 
 #include <array>
@@ -19,7 +20,8 @@
 
 namespace trib {
 
-// ------------------------------------------------------------------------------------------- elements
+// -------------------------------------------------------------------------------------------
+// elements
 
 /// IEEE 754 binary16, stored as its bits; arithmetic happens in float.
 struct half {
@@ -47,9 +49,11 @@ TRIB_HD constexpr float to_float(half value) {
   const std::uint32_t magnitude = value.bits & 0x7fffu;
   if (magnitude >= 0x7c00u)  // infinity or NaN
     return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
-  // Below 2^-14 by a subtraction of normal numbers: exact, and right also where denormals count as zero.
-  const float absolute = magnitude < 0x400u ? std::bit_cast<float>((magnitude << 13) + 0x38800000u) - 0x1p-14f
-                                            : std::bit_cast<float>((magnitude << 13) + 0x38000000u);
+  // Below 2^-14 by a subtraction of normal numbers: exact, and right also where denormals count as
+  // zero.
+  const float absolute = magnitude < 0x400u
+                             ? std::bit_cast<float>((magnitude << 13) + 0x38800000u) - 0x1p-14f
+                             : std::bit_cast<float>((magnitude << 13) + 0x38000000u);
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(absolute) | sign);
 }
 
@@ -60,16 +64,19 @@ TRIB_HD constexpr half to_half(float value) {
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u)
     return {static_cast<std::uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu))};
-  if (magnitude >= 0x477ff000u) return {static_cast<std::uint16_t>(sign | 0x7c00u)};  // rounds past 65504
+  if (magnitude >= 0x477ff000u)
+    return {static_cast<std::uint16_t>(sign | 0x7c00u)};  // rounds past 65504
   if (magnitude < 0x38800000u) {  // subnormal half: adding 0.5 lets the float unit shift and round
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-    return {static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u))};
+    return {
+        static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u))};
   }
   const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
   return {static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
 }
 
-/// A complex number without std::complex's special cases, so that it compiles alike on every device.
+/// A complex number without std::complex's special cases, so that it compiles alike on every
+/// device.
 template <class T>
 struct Complex {
   T re, im;
@@ -140,8 +147,9 @@ using PairF64F64 = Pair<double, double>;
 enum class Dtype : std::uint8_t { TRIB_DTYPES(TRIB_ENUM) };
 #undef TRIB_ENUM
 
-// ------------------------------------------------------------------------------------------ operators
-// `apply` works on accumulators. What does not compile is not supported: no other matrix exists.
+// ------------------------------------------------------------------------------------------
+// operators `apply` works on accumulators. What does not compile is not supported: no other matrix
+// exists.
 
 template <class T>
 concept Arithmetic = std::integral<T> || std::floating_point<T>;
@@ -195,32 +203,32 @@ struct Prod {
   }
 };
 
-#define TRIB_LOGICAL_OP(Name, expression)                               \
-  struct Name {                                                        \
-    template <std::integral T>                                         \
-    TRIB_HD static constexpr T apply(T left, T right) {                \
-      const bool a = left != 0, b = right != 0;                        \
-      return static_cast<T>(expression);                               \
-    }                                                                  \
-    template <class T>                                                 \
+#define TRIB_LOGICAL_OP(Name, expression)                                          \
+  struct Name {                                                                    \
+    template <std::integral T>                                                     \
+    TRIB_HD static constexpr T apply(T left, T right) {                            \
+      const bool a = left != 0, b = right != 0;                                    \
+      return static_cast<T>(expression);                                           \
+    }                                                                              \
+    template <class T>                                                             \
     TRIB_HD static constexpr Logical<T> apply(Logical<T> left, Logical<T> right) { \
-      return {apply(left.value, right.value)};                         \
-    }                                                                  \
+      return {apply(left.value, right.value)};                                     \
+    }                                                                              \
   };
 TRIB_LOGICAL_OP(LAnd, a&& b)
 TRIB_LOGICAL_OP(LOr, a || b)
 TRIB_LOGICAL_OP(LXor, a != b)
 #undef TRIB_LOGICAL_OP
 
-#define TRIB_BITWISE_OP(Name, sign)                                    \
-  struct Name {                                                        \
-    template <std::integral T>                                         \
-    TRIB_HD static constexpr T apply(T a, T b) {                       \
-      return static_cast<T>(a sign b);                                 \
-    }                                                                  \
-    TRIB_HD static constexpr Byte apply(Byte a, Byte b) {              \
-      return {static_cast<std::uint8_t>(a.bits sign b.bits)};          \
-    }                                                                  \
+#define TRIB_BITWISE_OP(Name, sign)                           \
+  struct Name {                                               \
+    template <std::integral T>                                \
+    TRIB_HD static constexpr T apply(T a, T b) {              \
+      return static_cast<T>(a sign b);                        \
+    }                                                         \
+    TRIB_HD static constexpr Byte apply(Byte a, Byte b) {     \
+      return {static_cast<std::uint8_t>(a.bits sign b.bits)}; \
+    }                                                         \
   };
 TRIB_BITWISE_OP(BAnd, &)
 TRIB_BITWISE_OP(BOr, |)
@@ -272,7 +280,8 @@ concept Reduces = requires(T a) {
   { Operator::apply(a, a) } -> std::same_as<T>;
 };
 
-// ---------------------------------------------------------------------------------------- table look-ups
+  // ---------------------------------------------------------------------------------------- table
+  // look-ups
 
 #define TRIB_ONE(...) +1
 inline constexpr int kDtypes = 0 TRIB_DTYPES(TRIB_ONE);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One call from the request to the result: run() looks up a plan, launches its program and waits. Setup comes after it.
+// One call from the request to the result: run() looks up a plan, launches its program and waits.
+// Setup comes after it.
 #include "comm/communicator.hpp"
 
 #include <sched.h>
@@ -14,6 +15,7 @@
 #include <tuple>
 
 #include "base/log.hpp"
+#include "comm/device_memory.hpp"
 #include "tune/select.hpp"
 
 namespace trib {
@@ -64,8 +66,8 @@ struct Communicator::Plan {
   Arguments arguments;
 
   bool is_for(const Request& other, int size) const {
-    if (!is_made || request.collective != other.collective || request.dtype != other.dtype || request.op != other.op ||
-        request.root != other.root)
+    if (!is_made || request.collective != other.collective || request.dtype != other.dtype ||
+        request.op != other.op || request.root != other.root)
       return false;
     if (other.collective != Collective::reduce_scatter) return request.count == other.count;
     for (int rank = 0; rank < size; ++rank)
@@ -82,17 +84,22 @@ struct Communicator::Cache {
   bool is_without_data = false;  // there was no memory for large messages
 };
 
-// --------------------------------------------------------------------------------------------- a call
+// --------------------------------------------------------------------------------------------- a
+// call
 
-void Communicator::run(const Request& request) {
-  if (!failure_.empty()) throw Error(Code::unusable, "this communicator is unusable since: " + failure_);
+bool Communicator::run(const Request& request) {
+  if (!failure_.empty())
+    throw Error(Code::unusable, "this communicator is unusable since: " + failure_);
   try {
     Plan& plan = plan_for(request);
+    if (has_devices_ && (is_device_memory(request.in) || is_device_memory(request.out)))
+        [[unlikely]]
+      return false;
     channel_->announce(plan.arguments.signature);
     if (plan.bytes == 0) {
       last_algorithm_ = "none";
       ++cache_->empty_calls[static_cast<std::size_t>(request.collective)];
-      return;
+      return true;
     }
     if (plan.arguments.is_large && !channel_->has_data()) reserve_data(plan);
     plan.arguments.in = request.in;
@@ -108,6 +115,7 @@ void Communicator::run(const Request& request) {
       wait(loaded.program->launch(plan.arguments));
       loaded.seconds += std::chrono::duration<double>(Clock::now() - start).count();
     }
+    return true;
   } catch (const Error& error) {
     fail(error);
   } catch (const std::exception& error) {  // out of memory, say
@@ -138,7 +146,9 @@ void Communicator::wait_slowly(Step&& step, Position&& position) {
     const auto now = Clock::now();
     const double waited = std::chrono::duration<double>(now - start).count();
     if (config_.timeout > 0 && waited > config_.timeout) {
-      throw Error(Code::timeout, "rank " + std::to_string(peer) + " did not arrive within TRIB_TIMEOUT=" + seconds(config_.timeout) + " s");
+      throw Error(Code::timeout,
+                  "rank " + std::to_string(peer) +
+                      " did not arrive within TRIB_TIMEOUT=" + seconds(config_.timeout) + " s");
     }
     if (now - alive_at > std::chrono::milliseconds(100)) {
       alive_at = now;
@@ -167,11 +177,13 @@ void Communicator::fail(const Error& error) {
   throw error;
 }
 
-// ---------------------------------------------------------------------------------------------- plans
+// ----------------------------------------------------------------------------------------------
+// plans
 
 Communicator::Plan& Communicator::plan_for(const Request& request) {
   std::uint64_t hash = mix(static_cast<std::uint64_t>(request.collective), request.count);
-  hash = mix(hash, static_cast<std::uint64_t>(request.dtype) << 8 | static_cast<std::uint64_t>(request.op));
+  hash = mix(hash, static_cast<std::uint64_t>(request.dtype) << 8 |
+                       static_cast<std::uint64_t>(request.op));
   hash = mix(hash, static_cast<std::uint64_t>(request.root));
   if (request.collective == Collective::reduce_scatter) hash = mix(hash, request.counts[0]);
   Plan& plan = cache_->plans[(hash >> 40) % cache_->plans.size()];
@@ -182,12 +194,14 @@ Communicator::Plan& Communicator::plan_for(const Request& request) {
 void Communicator::make_plan(Plan& plan, const Request& request) {
   plan.is_made = false;
   plan.request = request;
+  has_devices_ = has_device_driver();
   const auto size = static_cast<std::size_t>(size_);
   std::size_t total = request.count;
   if (request.collective == Collective::reduce_scatter) {
     plan.counts.resize(size);
     total = 0;
-    for (int rank = 0; rank < size_; ++rank) total += plan.counts[static_cast<std::size_t>(rank)] = request.counts[rank];
+    for (int rank = 0; rank < size_; ++rank)
+      total += plan.counts[static_cast<std::size_t>(rank)] = request.counts[rank];
   } else if (request.collective == Collective::reduce_scatter_block) {
     plan.counts.assign(size, request.count);
     total = request.count * size;
@@ -203,7 +217,8 @@ void Communicator::make_plan(Plan& plan, const Request& request) {
   signature.op = static_cast<std::uint8_t>(request.op);
   std::uint64_t hash = mix(0x7472u, total);
   hash = mix(hash, static_cast<std::uint64_t>(request.root));
-  hash = mix(hash, std::uint64_t{signature.collective} << 16 | std::uint64_t{signature.dtype} << 8 | signature.op);
+  hash = mix(hash, std::uint64_t{signature.collective} << 16 | std::uint64_t{signature.dtype} << 8 |
+                       signature.op);
   if (request.collective == Collective::reduce_scatter)
     for (const std::size_t count : plan.counts) hash = mix(hash, count);
   signature.hash = hash;
@@ -214,7 +229,8 @@ void Communicator::make_plan(Plan& plan, const Request& request) {
   plan.is_made = true;
 }
 
-/// Chooses the algorithm, loads its program if it is new here, and cuts the vector into chunks and slices.
+/// Chooses the algorithm, loads its program if it is new here, and cuts the vector into chunks and
+/// slices.
 void Communicator::set_program(Plan& plan) {
   const Request& request = plan.request;
   const std::size_t element = bytes(request.dtype);
@@ -227,7 +243,8 @@ void Communicator::set_program(Plan& plan) {
   plan.choice = select(key, config_);
 
   const auto load = [&]() -> Loaded& {
-    Loaded& loaded = cache_->programs[{request.collective, plan.choice.algorithm, request.root, plan.choice.reach}];
+    Loaded& loaded = cache_->programs[{request.collective, plan.choice.algorithm, request.root,
+                                       plan.choice.reach}];
     if (!loaded.program) {
       Shape shape;
       shape.collective = request.collective;
@@ -236,7 +253,8 @@ void Communicator::set_program(Plan& plan) {
       shape.node_of = node_of_;
       loaded.algorithm = plan.choice.algorithm;
       loaded.collective = request.collective;
-      loaded.schedule = lower(all_ranks(*plan.choice.algorithm, shape), shape, plan.choice.reach)[static_cast<std::size_t>(rank_)];
+      loaded.schedule = lower(all_ranks(*plan.choice.algorithm, shape), shape,
+                              plan.choice.reach)[static_cast<std::size_t>(rank_)];
       loaded.program = channel_->load(loaded.schedule);
     }
     return loaded;
@@ -245,8 +263,10 @@ void Communicator::set_program(Plan& plan) {
   const auto fit = [&](bool is_large) { return channel_->fit(plan.loaded->schedule, is_large); };
   if (std::max(fit(false), cache_->is_without_data ? 0 : fit(true)) < element) {
     // Only for algorithms that were asked for by name: those of the table need few slots.
-    log_once(Config::Log::warn, "TRIB_ALGORITHM=" + std::string(config_.algorithm) + " has no room in shared memory for " +
-                                    std::string(name(request.collective)) + " over " + std::to_string(size_) + " ranks; the default is used");
+    log_once(Config::Log::warn, "TRIB_ALGORITHM=" + std::string(config_.algorithm) +
+                                    " has no room in shared memory for " +
+                                    std::string(name(request.collective)) + " over " +
+                                    std::to_string(size_) + " ranks; the default is used");
     Config automatic = config_;
     std::strcpy(automatic.algorithm, "auto");
     plan.choice = select(key, automatic);
@@ -259,9 +279,11 @@ void Communicator::set_program(Plan& plan) {
   plan.chunk_begin.resize(chunks + 1);
   if (is_scattered && chunks == static_cast<std::size_t>(size_)) {
     plan.chunk_begin[0] = 0;
-    for (std::size_t c = 0; c < chunks; ++c) plan.chunk_begin[c + 1] = plan.chunk_begin[c] + plan.counts[c];
+    for (std::size_t c = 0; c < chunks; ++c)
+      plan.chunk_begin[c + 1] = plan.chunk_begin[c] + plan.counts[c];
   } else {
-    // Chunks of whole cache lines where there is enough: two owners never write one line of a result.
+    // Chunks of whole cache lines where there is enough: two owners never write one line of a
+    // result.
     std::size_t share = (total + chunks - 1) / chunks;
     const std::size_t line = std::max<std::size_t>(64 / element, 1);
     if (share >= 4 * line) share = (share + line - 1) / line * line;
@@ -272,7 +294,8 @@ void Communicator::set_program(Plan& plan) {
   for (std::size_t c = 0; c < chunks; ++c)
     arguments.longest = std::max(arguments.longest, plan.chunk_begin[c + 1] - plan.chunk_begin[c]);
 
-  std::size_t slice = std::min(plan.choice.slice_bytes, std::max(arguments.longest * element, std::size_t{1}));
+  std::size_t slice =
+      std::min(plan.choice.slice_bytes, std::max(arguments.longest * element, std::size_t{1}));
   arguments.is_large = slice > fit(false) && !cache_->is_without_data;
   slice = std::min(slice, fit(arguments.is_large));
   if (slice > 64) slice = slice / 64 * 64;
@@ -280,7 +303,8 @@ void Communicator::set_program(Plan& plan) {
   arguments.store = plan.bytes >= kStreamBytes ? Store::stream : Store::cached;
 }
 
-/// The first large call. It meets on the small segment first: ranks that disagree must not enter different collective calls.
+/// The first large call. It meets on the small segment first: ranks that disagree must not enter
+/// different collective calls.
 void Communicator::reserve_data(Plan& plan) {
   const auto step = [&](int) {
     const int missing = channel_->missing();
@@ -289,13 +313,17 @@ void Communicator::reserve_data(Plan& plan) {
   if (step(1) != -2) wait_slowly(step, [] { return 0; });
   if (channel_->reserve_data()) return;
   cache_->is_without_data = true;
-  if (rank_ == 0) log_once(Config::Log::warn, "no shared memory for large messages (64 MiB per rank at most, or /dev/shm is full): they go in small pieces");
+  if (rank_ == 0)
+    log_once(Config::Log::warn,
+             "no shared memory for large messages (64 MiB per rank at most, or /dev/shm is full): "
+             "they go in small pieces");
   for (Plan& other : cache_->plans) other.is_made = false;
   set_program(plan);
   plan.is_made = true;
 }
 
-// ---------------------------------------------------------------------------------------------- setup
+// ----------------------------------------------------------------------------------------------
+// setup
 
 namespace {
 
@@ -319,7 +347,10 @@ struct Introduction {
 }  // namespace
 
 Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& config)
-    : bootstrap_(std::move(bootstrap)), config_(config), rank_(bootstrap_->rank()), size_(bootstrap_->size()),
+    : bootstrap_(std::move(bootstrap)),
+      config_(config),
+      rank_(bootstrap_->rank()),
+      size_(bootstrap_->size()),
       cache_(std::make_unique<Cache>()) {
   if (size_ < 2) {
     declined_ = Decline::single_rank;
@@ -327,7 +358,8 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   }
   Introduction mine{};
   mine.node = node_identity();
-  if (::sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) std::memset(&mine.cores, 0xff, sizeof mine.cores);
+  if (::sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0)
+    std::memset(&mine.cores, 0xff, sizeof mine.cores);
   mine.config = config;
   std::vector<Introduction> all(static_cast<std::size_t>(size_));
   bootstrap_->exchange(&mine, all.data(), sizeof mine);
@@ -357,7 +389,8 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   channel_ = backends()[0]->open(*bootstrap_, config_, why);
   if (!channel_) {
     declined_ = Decline::no_memory;
-    if (rank_ == 0) log_once(Config::Log::warn, "no shared memory, all reductions are left to the MPI: " + why);
+    if (rank_ == 0)
+      log_once(Config::Log::warn, "no shared memory, all reductions are left to the MPI: " + why);
   }
 }
 
@@ -367,7 +400,8 @@ std::vector<Communicator::Served> Communicator::served() const {
   std::vector<Served> all;
   for (const auto& [key, loaded] : cache_->programs)
     if (loaded.calls > 0)
-      all.push_back({loaded.collective, loaded.algorithm->name.data(), loaded.calls, loaded.bytes, loaded.seconds});
+      all.push_back({loaded.collective, loaded.algorithm->name.data(), loaded.calls, loaded.bytes,
+                     loaded.seconds});
   for (int collective = 0; collective < kCollectives; ++collective)
     if (const auto calls = cache_->empty_calls[static_cast<std::size_t>(collective)]; calls > 0)
       all.push_back({static_cast<Collective>(collective), "none", calls, 0, 0});
@@ -390,7 +424,7 @@ constexpr DeclineText kDeclineTexts[kDeclines] = {
     {"bad_argument", "arguments that the MPI has to judge"},
     {"spans_nodes", "ranks on several machines"},
     {"no_memory", "no shared memory"},
-    {"foreign_memory", "memory that no backend serves"},
+    {"foreign_memory", "memory of a device"},
 };
 
 }  // namespace

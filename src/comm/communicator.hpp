@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A group of ranks that reduce together: settings, layout, channel, program cache. One per MPI communicator.
-// Read communicator.cpp from run() on; backend/backend.hpp is what it drives.
+// A group of ranks that reduce together: settings, layout, channel, program cache. One per MPI
+// communicator. Read communicator.cpp from run() on; backend/backend.hpp is what it drives.
 #pragma once
 
 #include <atomic>
@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "backend/backend.hpp"
+#include "base/bootstrap.hpp"
 #include "base/config.hpp"
 #include "base/types.hpp"
-#include "base/bootstrap.hpp"
 #include "schedule/schedule.hpp"
 
 namespace trib {
@@ -29,15 +29,16 @@ struct Counts {
   }
 };
 
-/// One reduction, in terms that are the same whatever MPI it came from. All fields but the pointers must be equal on all
-/// ranks; in_place may differ.
+/// One reduction, in terms that are the same whatever MPI it came from. All fields but the pointers
+/// must be equal on all ranks; in_place may differ.
 struct Request {
   Collective collective = Collective::allreduce;
   Dtype dtype = Dtype::f32;
   Op op = Op::sum;
   bool in_place = false;
   int root = 0;           ///< reduce
-  std::size_t count = 0;  ///< elements: of the vector; reduce_scatter_block: of each rank's part; reduce_scatter: unused
+  std::size_t count = 0;  ///< elements: of the vector; reduce_scatter_block: of each rank's part;
+                          ///< reduce_scatter: unused
   Counts counts;          ///< reduce_scatter
   const void* in = nullptr;  ///< in_place: the caller's recvbuf
   void* out = nullptr;       ///< null where a rank gets no result (reduce, not root)
@@ -45,16 +46,16 @@ struct Request {
 
 /// Why a call is left to the MPI underneath. `name` and `text` of each stand in communicator.cpp.
 enum class Decline : std::uint8_t {
-  disabled,          ///< TRIB_ENABLE=0
-  single_rank,       ///< nothing to speed up
+  disabled,     ///< TRIB_ENABLE=0
+  single_rank,  ///< nothing to speed up
   intercommunicator,
-  user_operator,     ///< user-defined operator, REPLACE, NO_OP
-  derived_type,      ///< not a predefined type
-  undefined_op,      ///< the MPI standard does not define this operator on this type
-  bad_argument,      ///< left to the MPI to report
-  spans_nodes,       ///< the communicator's ranks are on several machines
-  no_memory,         ///< no shared memory could be had
-  foreign_memory,    ///< a buffer in memory that no loaded backend serves
+  user_operator,   ///< user-defined operator, REPLACE, NO_OP
+  derived_type,    ///< not a predefined type
+  undefined_op,    ///< the MPI standard does not define this operator on this type
+  bad_argument,    ///< left to the MPI to report
+  spans_nodes,     ///< the communicator's ranks are on several machines
+  no_memory,       ///< no shared memory could be had
+  foreign_memory,  ///< a buffer in memory that no loaded backend serves
 };
 inline constexpr int kDeclines = 10;
 const char* name(Decline reason);  ///< "user_operator"
@@ -62,8 +63,8 @@ const char* text(Decline reason);  ///< "user-defined operator"
 
 class Communicator {
  public:
-  /// Collective over the bootstrap's ranks, which must outlive this. Throws only if the bootstrap does: where no service is
-  /// possible, declined() says why, on all ranks alike.
+  /// Collective over the bootstrap's ranks, which must outlive this. Throws only if the bootstrap
+  /// does: where no service is possible, declined() says why, on all ranks alike.
   Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& config);
   ~Communicator();  ///< not collective
   Communicator(const Communicator&) = delete;
@@ -75,15 +76,18 @@ class Communicator {
   /// Set if this communicator serves nothing; the same on all ranks.
   const Decline* declined() const { return declined_ ? &*declined_ : nullptr; }
 
-  /// Blocking. Zero counts are fine. Not to be called where declined().
-  /// Throws Error: on disagreement between the ranks, a time-out, a dead peer; afterwards the communicator is unusable.
-  void run(const Request& request);
+  /// Blocking. Zero counts are fine. Not to be called where declined(). False: a buffer is in
+  /// device memory and nothing was done; the caller leaves the call to the MPI and says so by
+  /// note_declined(). Throws Error: on disagreement between the ranks, a time-out, a dead peer;
+  /// afterwards the communicator is unusable.
+  bool run(const Request& request);
 
-  /// Tells peers that this rank's next call on the communicator is left to the MPI, so that ranks which
-  /// disagree get an error instead of a hang. Cheap; to be called once per declined call.
+  /// Tells peers that this rank's next call on the communicator is left to the MPI, so that ranks
+  /// which disagree get an error instead of a hang. Cheap; to be called once per declined call.
   void note_declined(Collective collective, Decline reason);
 
-  /// Name of the algorithm that served the last run(); "none" before and after a call without elements.
+  /// Name of the algorithm that served the last run(); "none" before and after a call without
+  /// elements.
   const char* last_algorithm() const { return last_algorithm_; }
 
   /// Counted per communicator, read at the end.
@@ -96,8 +100,9 @@ class Communicator {
   std::vector<Served> served() const;
 
  private:
-  struct Plan;     // everything that can be worked out before a call: program, chunks, slices, signature
-  struct Cache;    // plans and programs
+  struct Plan;   // everything that can be worked out before a call: program, chunks, slices,
+                 // signature
+  struct Cache;  // plans and programs
 
   Plan& plan_for(const Request& request);
   void make_plan(Plan& plan, const Request& request);
@@ -113,10 +118,11 @@ class Communicator {
   int rank_ = 0, size_ = 1;
   std::optional<Decline> declined_;
   std::vector<int> node_of_;
+  bool has_devices_ = false;  // a GPU driver is loaded: buffers may be elsewhere
   bool is_crowded_ = false;
-  int spin_ = 0;                 // polls before a wait lets others run
+  int spin_ = 0;  // polls before a wait lets others run
   std::unique_ptr<Channel> channel_;
-  std::string failure_;          // why it is unusable; empty: it is not
+  std::string failure_;  // why it is unusable; empty: it is not
   const char* last_algorithm_ = "none";
   std::unique_ptr<Cache> cache_;
 };

@@ -8,7 +8,9 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "mpi/bootstrap.hpp"
@@ -75,25 +77,41 @@ std::vector<Row> rows_of_process() {
   return rows;
 }
 
-std::vector<Row> gather(const std::vector<Row>& mine, int rank, int size) {
+/// How long a rank waits at the end for others to hand in their numbers. Who was started without
+/// TRIB_STATS never will.
+constexpr double kPatience = 10;
+
+/// The rows of all ranks, at rank 0; empty at all if some did not take part.
+std::optional<std::vector<Row>> gather(const std::vector<Row>& mine, int rank, int size) {
   const Library& mpi = library();
+  // Left to the MPI if others do not answer: it may still write there.
+  struct Buffers {
+    int count = 0;
+    std::vector<int> counts;
+    std::vector<Row> padded, all;
+  };
+  auto buffers = std::make_unique<Buffers>();
   MPI_Request request;
-  int count = static_cast<int>(mine.size());
-  std::vector<int> counts(static_cast<std::size_t>(size));
-  check(mpi.Iallgather(&count, static_cast<int>(sizeof count), MPI_BYTE, counts.data(),
-                       static_cast<int>(sizeof count), MPI_BYTE, MPI_COMM_WORLD, &request),
+  buffers->count = static_cast<int>(mine.size());
+  buffers->counts.resize(static_cast<std::size_t>(size));
+  check(mpi.Iallgather(&buffers->count, static_cast<int>(sizeof(int)), MPI_BYTE,
+                       buffers->counts.data(), static_cast<int>(sizeof(int)), MPI_BYTE,
+                       MPI_COMM_WORLD, &request),
         "MPI_Iallgather");
-  wait_for(request, 0);
-  const int most = *std::max_element(counts.begin(), counts.end());
-  std::vector<Row> padded = mine;
-  padded.resize(static_cast<std::size_t>(most));
-  std::vector<Row> all(rank == 0 ? static_cast<std::size_t>(most) * counts.size() : 0);
+  if (!wait_for(request, kPatience)) {
+    static_cast<void>(buffers.release());
+    return {};
+  }
+  const int most = *std::max_element(buffers->counts.begin(), buffers->counts.end());
+  buffers->padded = mine;
+  buffers->padded.resize(static_cast<std::size_t>(most));
+  if (rank == 0) buffers->all.resize(static_cast<std::size_t>(most) * buffers->counts.size());
   const int bytes = most * static_cast<int>(sizeof(Row));
-  check(mpi.Igather(padded.data(), bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, 0, MPI_COMM_WORLD,
-                    &request),
+  check(mpi.Igather(buffers->padded.data(), bytes, MPI_BYTE, buffers->all.data(), bytes, MPI_BYTE,
+                    0, MPI_COMM_WORLD, &request),
         "MPI_Igather");
   wait_for(request, 0);
-  return all;
+  return std::move(buffers->all);
 }
 
 std::string with_unit(double bytes) {
@@ -162,9 +180,14 @@ void print_stats(bool is_world) {
     int rank = 0, size = 1;
     check(library().Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
     check(library().Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
-    const std::vector<Row> rows = gather(rows_of_process(), rank, size);
-    if (rank == 0)
-      print(rows, size, size == 1 ? "1 rank" : "average of " + std::to_string(size) + " ranks");
+    const std::vector<Row> own = rows_of_process();
+    if (const auto rows = gather(own, rank, size)) {
+      if (rank == 0)
+        print(*rows, size, size == 1 ? "1 rank" : "average of " + std::to_string(size) + " ranks");
+    } else {
+      print(own, 1,
+            "rank " + std::to_string(rank) + " alone (TRIB_STATS=1 is not set on all ranks)");
+    }
     return;
   }
   int largest, rank;

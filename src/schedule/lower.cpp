@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Lowering: from schedules that reach into peers' buffers to schedules that go through bounded shared scratch.
+// Lowering: from schedules that reach into peers' buffers to schedules that go through bounded
+// shared scratch.
 //
-// The schedules of all ranks are run once, symbolically, to find out which value every step reads. Values are what the
-// lowered form is built from: an input that a peer reads, and every result that anyone reads, gets a slot of its own,
-// written once and followed by its signal. Who reads a slot waits for it. The signals and waits of the direct form are
-// not needed any more: without two writes to one place there is nothing left to protect but the reuse of the slots by
-// later runs, and that is the backend's business (credits, see verify.hpp).
+// The schedules of all ranks are run once, symbolically, to find out which value every step reads.
+// Values are what the lowered form is built from: an input that a peer reads, and every result that
+// anyone reads, gets a slot of its own, written once and followed by its signal. Who reads a slot
+// waits for it. The signals and waits of the direct form are not needed any more: without two
+// writes to one place there is nothing left to protect but the reuse of the slots by later runs,
+// and that is the backend's business (credits, see verify.hpp).
 #include <algorithm>
 #include <map>
 #include <set>
@@ -26,12 +28,14 @@ struct Value {
   auto operator<=>(const Value&) const = default;
 };
 
-/// A copy or reduce step whose sources and results are known. Local copies leave no node: they only rename a value.
+/// A copy or reduce step whose sources and results are known. Local copies leave no node: they only
+/// rename a value.
 struct Node {
   int rank = 0;
   Verb verb = Verb::reduce;
   int chunk = 0, span = 1;
-  std::vector<Value> from;  ///< first chunk of each source; a source is one node's (or input's) consecutive chunks
+  std::vector<Value>
+      from;  ///< first chunk of each source; a source is one node's (or input's) consecutive chunks
   bool is_live = false;
   bool is_read_by_peer = false, is_read_by_self = false;
   int slot = -1;
@@ -43,7 +47,11 @@ using Cell = std::tuple<int, Buffer, int, int>;  // rank, buffer, slot, chunk
 class Lowering {
  public:
   Lowering(const std::vector<Schedule>& all, const Shape& shape, Reach reach)
-      : all_(all), shape_(shape), reach_(reach), size_(static_cast<int>(all.size())), chunks_(all[0].chunks) {}
+      : all_(all),
+        shape_(shape),
+        reach_(reach),
+        size_(static_cast<int>(all.size())),
+        chunks_(all[0].chunks) {}
 
   std::vector<Schedule> run() {
     trace();
@@ -59,12 +67,15 @@ class Lowering {
     if (at.buffer == Buffer::in) return {-1, at.rank, chunk};
     const auto found = cells_.find({at.rank, at.buffer, at.slot, chunk});
     if (found == cells_.end())
-      throw Error(Code::internal, "lower: a step reads what nobody wrote: rank " + std::to_string(at.rank) + ", buffer " +
-                                      std::to_string(static_cast<int>(at.buffer)) + ", slot " + std::to_string(at.slot) + ", chunk " + std::to_string(chunk));
+      throw Error(Code::internal, "lower: a step reads what nobody wrote: rank " +
+                                      std::to_string(at.rank) + ", buffer " +
+                                      std::to_string(static_cast<int>(at.buffer)) + ", slot " +
+                                      std::to_string(at.slot) + ", chunk " + std::to_string(chunk));
     return found->second;
   }
 
-  /// Runs all ranks' steps in an order that the signals permit. Signals make the order irrelevant: verify() says so.
+  /// Runs all ranks' steps in an order that the signals permit. Signals make the order irrelevant:
+  /// verify() says so.
   void trace() {
     std::vector<std::size_t> at(size_, 0);
     std::vector<int> sent(static_cast<std::size_t>(size_) * size_, 0);
@@ -88,7 +99,8 @@ class Lowering {
     }
     for (int rank = 0; rank < size_; ++rank)
       if (at[rank] < all_[rank].steps.size())
-        throw Error(Code::internal, "lower: rank " + std::to_string(rank) + " waits for ever at step " + std::to_string(at[rank]));
+        throw Error(Code::internal, "lower: rank " + std::to_string(rank) +
+                                        " waits for ever at step " + std::to_string(at[rank]));
   }
 
   void perform(int rank, const Step& step) {
@@ -96,13 +108,15 @@ class Lowering {
     // Pieces within which every source is one producer's consecutive chunks.
     for (int begin = 0; begin < shape.span;) {
       std::vector<Value> from;
-      for (const Location& source : step.from) from.push_back(value_of(source, source.chunk + begin));
+      for (const Location& source : step.from)
+        from.push_back(value_of(source, source.chunk + begin));
       int end = begin + 1;
       for (; end < shape.span; ++end) {
         bool is_same = true;
         for (std::size_t s = 0; s < from.size(); ++s) {
           const Value next = value_of(step.from[s], step.from[s].chunk + end);
-          is_same = is_same && next.node == from[s].node && next.rank == from[s].rank && next.chunk == from[s].chunk + end - begin;
+          is_same = is_same && next.node == from[s].node && next.rank == from[s].rank &&
+                    next.chunk == from[s].chunk + end - begin;
         }
         if (!is_same) break;
       }
@@ -116,7 +130,8 @@ class Lowering {
         for (int i = begin; i < end; ++i) {
           const int chunk = to.chunk + i;
           cells_[{to.rank, to.buffer, to.slot, chunk}] =
-              is_rename ? Value{from[0].node, rank, from[0].chunk + i - begin} : Value{node, rank, chunk};
+              is_rename ? Value{from[0].node, rank, from[0].chunk + i - begin}
+                        : Value{node, rank, chunk};
         }
       begin = end;
     }
@@ -128,15 +143,18 @@ class Lowering {
       if (std::get<1>(cell) == Buffer::out) outputs_[std::get<0>(cell)][std::get<3>(cell)] = value;
   }
 
-  /// Cuts nodes so that no source straddles two input slots. Only inputs need it: a node's slot holds all its chunks.
+  /// Cuts nodes so that no source straddles two input slots. Only inputs need it: a node's slot
+  /// holds all its chunks.
   void split_inputs() {
     cuts_.resize(size_);
     for (const Node& node : nodes_)
       for (const Value& from : node.from)
-        if (from.node < 0 && from.rank != node.rank) cuts_[from.rank].insert({from.chunk, from.chunk + node.span});
+        if (from.node < 0 && from.rank != node.rank)
+          cuts_[from.rank].insert({from.chunk, from.chunk + node.span});
     for (int rank = 0; rank < size_; ++rank)
       for (const auto& [chunk, value] : outputs_[rank])
-        if (value.node < 0 && value.rank != rank) cuts_[value.rank].insert({value.chunk, value.chunk + 1});
+        if (value.node < 0 && value.rank != rank)
+          cuts_[value.rank].insert({value.chunk, value.chunk + 1});
   }
 
   void mark_live() {
@@ -198,9 +216,12 @@ class Lowering {
         if (std::any_of(cuts_[rank].begin(), cuts_[rank].end(),
                         [&](const auto& cut) { return cut.first <= *low && *high <= cut.second; }))
           pieces.emplace_back(*low, *high);
-      // Everyone starts behind its own chunk, so that the owners get their first pieces at different times.
-      std::stable_partition(pieces.begin(), pieces.end(), [&](const auto& piece) { return piece.first > rank; });
-      for (const auto& [begin, end] : pieces) input_slots_[rank].push_back(add_slot(rank, begin, end - begin));
+      // Everyone starts behind its own chunk, so that the owners get their first pieces at
+      // different times.
+      std::stable_partition(pieces.begin(), pieces.end(),
+                            [&](const auto& piece) { return piece.first > rank; });
+      for (const auto& [begin, end] : pieces)
+        input_slots_[rank].push_back(add_slot(rank, begin, end - begin));
     }
     for (std::size_t index = 0; index < nodes_.size(); ++index) {
       Node& node = nodes_[index];
@@ -217,7 +238,8 @@ class Lowering {
     return static_cast<int>(slots.size()) - 1;
   }
 
-  /// The part of `value`, `span` chunks long, that lies in one slot, as `reader` sees it. `taken` says how much that is.
+  /// The part of `value`, `span` chunks long, that lies in one slot, as `reader` sees it. `taken`
+  /// says how much that is.
   Location locate(const Value& value, int span, int reader, int& taken) const {
     taken = span;
     if (value.node >= 0) {
@@ -253,7 +275,8 @@ class Lowering {
     auto& readers = from.buffer == Buffer::in ? attached_readers_ : readers_;
     readers[from.rank].insert(rank);
     if (from.buffer == Buffer::in) readers_[from.rank].insert(rank);  // of the entry flag
-    if (emitter.waited.insert({from.rank, slot}).second) emitter.add({Verb::wait, {}, {}, {from.rank}, slot});
+    if (emitter.waited.insert({from.rank, slot}).second)
+      emitter.add({Verb::wait, {}, {}, {from.rank}, slot});
   }
 
   std::vector<Schedule> emit() {
@@ -266,7 +289,10 @@ class Lowering {
       if (entry_[rank] >= 0) emitter.add({Verb::signal, {}, {}, {}, entry_[rank]});
       for (const int slot : input_slots_[rank]) {
         const Slot& piece = slots_[rank][slot];
-        emitter.add({Verb::copy, {scratch(rank, slot, piece.chunk, piece.span)}, {in(rank, piece.chunk, piece.span)}, {}});
+        emitter.add({Verb::copy,
+                     {scratch(rank, slot, piece.chunk, piece.span)},
+                     {in(rank, piece.chunk, piece.span)},
+                     {}});
         emitter.add({Verb::signal, {}, {}, {}, slot});
       }
       emitter.stage = 1;
@@ -278,9 +304,11 @@ class Lowering {
     std::vector<Schedule> lowered;
     int stages = 1, flags = 0, units = 0;
     for (int rank = 0; rank < size_; ++rank) {
-      for (const Step& step : emitters[rank].schedule.steps) stages = std::max(stages, step.stage + 1);
+      for (const Step& step : emitters[rank].schedule.steps)
+        stages = std::max(stages, step.stage + 1);
       flags = std::max(flags, static_cast<int>(slots_[rank].size()));
-      if (!slots_[rank].empty()) units = std::max(units, slots_[rank].back().offset + slots_[rank].back().span);
+      if (!slots_[rank].empty())
+        units = std::max(units, slots_[rank].back().offset + slots_[rank].back().span);
     }
     for (int rank = 0; rank < size_; ++rank) {
       Schedule& schedule = emitters[rank].schedule;
@@ -290,14 +318,16 @@ class Lowering {
       schedule.units = units;
       schedule.stages = stages;
       schedule.readers.assign(readers_[rank].begin(), readers_[rank].end());
-      schedule.attached_readers.assign(attached_readers_[rank].begin(), attached_readers_[rank].end());
+      schedule.attached_readers.assign(attached_readers_[rank].begin(),
+                                       attached_readers_[rank].end());
       schedule.endangers_input = endangers_input(rank);
       lowered.push_back(std::move(schedule));
     }
     return lowered;
   }
 
-  /// A chunk that peers read directly is safe if `out` gets there only what its one reader made of it: by then it was read.
+  /// A chunk that peers read directly is safe if `out` gets there only what its one reader made of
+  /// it: by then it was read.
   bool endangers_input(int rank) const {
     if (attached_readers_[rank].empty()) return false;
     if (is_scatter(shape_.collective)) return true;  // `out` lies over other chunks
@@ -306,7 +336,9 @@ class Lowering {
         const Node& node = nodes_[index];
         if (!node.is_live || node.rank == rank || static_cast<int>(index) == value.node) continue;
         for (const Value& from : node.from)
-          if (from.node < 0 && from.rank == rank && from.chunk <= chunk && chunk < from.chunk + node.span) return true;
+          if (from.node < 0 && from.rank == rank && from.chunk <= chunk &&
+              chunk < from.chunk + node.span)
+            return true;
       }
     return false;
   }
@@ -319,7 +351,8 @@ class Lowering {
       const auto look_up = [&] {
         from.clear();
         for (const Value& source : node.from) {
-          from.push_back(locate({source.node, source.rank, source.chunk + begin}, span, node.rank, taken));
+          from.push_back(
+              locate({source.node, source.rank, source.chunk + begin}, span, node.rank, taken));
           if (taken < span) return false;
         }
         return true;
@@ -339,13 +372,16 @@ class Lowering {
     if (node.is_read_by_peer) emitter.add({Verb::signal, {}, {}, {}, node.slot});
   }
 
-  /// Fetches what other ranks computed (or renamed copies) into `out`, starting behind the own rank's chunk.
+  /// Fetches what other ranks computed (or renamed copies) into `out`, starting behind the own
+  /// rank's chunk.
   void emit_outputs(Emitter& emitter, int rank) {
     emitter.stage = 2;
     std::vector<std::pair<int, Value>> missing;
     for (const auto& [chunk, value] : outputs_[rank])
-      if (value.node < 0 || value.rank != rank || value.chunk != chunk) missing.emplace_back(chunk, value);
-    std::stable_partition(missing.begin(), missing.end(), [&](const auto& item) { return item.first > rank; });
+      if (value.node < 0 || value.rank != rank || value.chunk != chunk)
+        missing.emplace_back(chunk, value);
+    std::stable_partition(missing.begin(), missing.end(),
+                          [&](const auto& item) { return item.first > rank; });
     for (std::size_t begin = 0; begin < missing.size();) {
       const auto& [chunk, value] = missing[begin];
       std::size_t end = begin + 1;  // neighbours from the same producer go in one step
@@ -367,11 +403,11 @@ class Lowering {
   const int size_, chunks_;
   std::map<Cell, Value> cells_;
   std::vector<Node> nodes_;
-  std::vector<std::map<int, Value>> outputs_;                // of each rank: final value of each out chunk
-  std::vector<std::set<std::pair<int, int>>> cuts_;          // of each rank: ranges of `in` that peers read
+  std::vector<std::map<int, Value>> outputs_;        // of each rank: final value of each out chunk
+  std::vector<std::set<std::pair<int, int>>> cuts_;  // of each rank: ranges of `in` that peers read
   std::vector<std::vector<Slot>> slots_;
   std::vector<std::vector<int>> input_slots_;
-  std::vector<int> entry_;                                   // attach: the flag "my input is ready"
+  std::vector<int> entry_;  // attach: the flag "my input is ready"
   std::vector<std::set<int>> readers_, attached_readers_;
 };
 

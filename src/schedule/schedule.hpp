@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What is to be done, as data: a Schedule is the list of steps of one rank. algorithm/ writes schedules, lower.cpp
-// rewrites them for memory that peers cannot reach, verify.cpp proves them, backends run them.
+// What is to be done, as data: a Schedule is the list of steps of one rank. algorithm/ writes
+// schedules, lower.cpp rewrites them for memory that peers cannot reach, verify.cpp proves them,
+// backends run them.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +21,18 @@ constexpr std::string_view name(Collective collective) {
 }
 
 /// Whether every rank ends with a part of the vector: the chunks are then the ranks' parts.
-constexpr bool is_scatter(Collective collective) { return collective >= Collective::reduce_scatter; }
+constexpr bool is_scatter(Collective collective) {
+  return collective >= Collective::reduce_scatter;
+}
 
 /// Everything an algorithm may depend on.
 struct Shape {
   Collective collective = Collective::allreduce;
   int rank = 0;
   int size = 1;
-  int root = 0;              ///< reduce only
-  bool in_place = false;     ///< `out` is the same memory as `in` (reduce_scatter: as the front of `in`)
+  int root = 0;  ///< reduce only
+  bool in_place =
+      false;  ///< `out` is the same memory as `in` (reduce_scatter: as the front of `in`)
   std::vector<int> node_of;  ///< each rank's node; empty: all on one
 
   bool has_output() const { return collective != Collective::reduce || rank == root; }
@@ -40,9 +44,10 @@ enum class Buffer : std::uint8_t { in, out, scratch };
 
 /// `span` chunks from `chunk` on, in one rank's buffer.
 ///
-/// The vector that is reduced is cut into Schedule::chunks parts. `in` holds all of them on every rank. `out` holds all
-/// in allreduce (every rank) and in reduce (the root only; elsewhere there is no `out`), and in the reduce_scatters
-/// only chunk `rank`, at its front. `scratch` is a set of slots, and a slot holds the range of chunks written to it.
+/// The vector that is reduced is cut into Schedule::chunks parts. `in` holds all of them on every
+/// rank. `out` holds all in allreduce (every rank) and in reduce (the root only; elsewhere there is
+/// no `out`), and in the reduce_scatters only chunk `rank`, at its front. `scratch` is a set of
+/// slots, and a slot holds the range of chunks written to it.
 struct Location {
   int rank = 0;
   Buffer buffer = Buffer::in;
@@ -88,13 +93,14 @@ struct Slot {
 
 /// One rank's steps.
 ///
-/// As an algorithm writes it (direct form), every rank can reach every buffer of its peers; a wait for a peer takes the
-/// next signal that the peer has sent to this rank, in order.
+/// As an algorithm writes it (direct form), every rank can reach every buffer of its peers; a wait
+/// for a peer takes the next signal that the peer has sent to this rank, in order.
 ///
-/// As lower() leaves it (lowered form), a rank touches only its own `in` and `out`, and scratch. It writes only its own
-/// slots, each at most once per run of the schedule, and gives the slot's signal after that; others wait for the slot
-/// before they read it. Backends keep several generations of the slots (windows), used in turn, so that a signal can be
-/// the number of the run: see verify.hpp for the rules of reuse. With Reach::attach, reads of peers' `in` remain.
+/// As lower() leaves it (lowered form), a rank touches only its own `in` and `out`, and scratch. It
+/// writes only its own slots, each at most once per run of the schedule, and gives the slot's
+/// signal after that; others wait for the slot before they read it. Backends keep several
+/// generations of the slots (windows), used in turn, so that a signal can be the number of the run:
+/// see verify.hpp for the rules of reuse. With Reach::attach, reads of peers' `in` remain.
 struct Schedule {
   int chunks = 1;
   std::vector<Step> steps;
@@ -104,13 +110,14 @@ struct Schedule {
   std::vector<std::vector<Slot>> slots;  ///< of each rank, in the order of its signals
   int flags = 0;                         ///< the largest number of slots that a rank has
   int units = 0;                         ///< the largest sum of spans that a rank has
-  /// Steps carry stages 0, 1, ... in order. A backend that runs a schedule again and again on slices of the data may
-  /// run stage 0 of run i + 1 before stage 1 of run i, and so on (software pipelining).
+  /// Steps carry stages 0, 1, ... in order. A backend that runs a schedule again and again on
+  /// slices of the data may run stage 0 of run i + 1 before stage 1 of run i, and so on (software
+  /// pipelining).
   int stages = 1;
-  std::vector<int> readers;          ///< ranks that read slots of this rank, ascending
+  std::vector<int> readers;           ///< ranks that read slots of this rank, ascending
   std::vector<int> attached_readers;  ///< ranks that read this rank's `in` directly, ascending
-  /// Whether this rank may overwrite a part of `in` that an attached reader still needs if `out` aliases `in`.
-  /// The backend then offers its peers a copy of `in`.
+  /// Whether this rank may overwrite a part of `in` that an attached reader still needs if `out`
+  /// aliases `in`. The backend then offers its peers a copy of `in`.
   bool endangers_input = false;
 };
 
@@ -126,9 +133,7 @@ class Builder {
   void reduce(std::vector<Location> to, std::vector<Location> from) {
     schedule_.steps.push_back({Verb::reduce, std::move(to), std::move(from), {}});
   }
-  void reduce(Location to, std::vector<Location> from) {
-    reduce(std::vector{to}, std::move(from));
-  }
+  void reduce(Location to, std::vector<Location> from) { reduce(std::vector{to}, std::move(from)); }
   void signal(std::vector<int> peers) {
     if (!peers.empty()) schedule_.steps.push_back({Verb::signal, {}, {}, std::move(peers)});
   }
@@ -150,11 +155,11 @@ enum class Reach : std::uint8_t {
   attach,   ///< they can read it (cross-memory attach)
 };
 
-/// Rewrites the direct schedules of all ranks into lowered form, keeping their association: which values are folded in
-/// which order is untouched. `all[r]` is rank r's schedule for `shape` with rank = r; the result is indexed alike.
-/// In the lowered form `in` of a peer is never read after that peer may have overwritten it, also where `out` aliases
-/// `in`, unless endangers_input says so.
-/// Throws Error(Code::internal) if the schedules deadlock.
+/// Rewrites the direct schedules of all ranks into lowered form, keeping their association: which
+/// values are folded in which order is untouched. `all[r]` is rank r's schedule for `shape` with
+/// rank = r; the result is indexed alike. In the lowered form `in` of a peer is never read after
+/// that peer may have overwritten it, also where `out` aliases `in`, unless endangers_input says
+/// so. Throws Error(Code::internal) if the schedules deadlock.
 std::vector<Schedule> lower(const std::vector<Schedule>& all, const Shape& shape, Reach reach);
 
 /// One line per step, for people and tests.

@@ -21,11 +21,13 @@ constexpr int kAny = INT_MAX;
 constexpr std::size_t kAll = SIZE_MAX;
 constexpr std::size_t KiB = 1024;
 
-/// Bytes of a chunk per pass. Less when many ranks share the caches: the room in the scratch (Channel::fit) sees to that.
+/// Bytes of a chunk per pass. Less when many ranks share the caches: the room in the scratch
+/// (Channel::fit) sees to that.
 constexpr std::size_t kSliceBytes = 256 * KiB;
 
-// The first row that fits serves the call. Measured on 2026-11-21 with `trib bench COLLECTIVE -n N --algorithm A`: 2 ranks
-// on an AMD EPYC (Zen 5) of 2 cores; 4, 8, 16 and 64 ranks on an Intel Xeon of 64 cores.
+// The first row that fits serves the call. Measured on 2026-11-21 with `trib bench COLLECTIVE -n N
+// --algorithm A`: 2 ranks on an AMD EPYC (Zen 5) of 2 cores; 4, 8, 16 and 64 ranks on an Intel Xeon
+// of 64 cores.
 // clang-format off
 constexpr Row kAllreduce[] = {
     {2,    64 * KiB,  "one_shot"},
@@ -36,8 +38,7 @@ constexpr Row kAllreduce[] = {
     {16,   1 * KiB,   "tree4"},
     {16,   kAll,      "two_shot"},
     {kAny, 512,       "tree8"},
-    {kAny, 2 * KiB,   "tree4"},
-    {kAny, 16 * KiB,  "rabenseifner"},
+    {kAny, 4 * KiB,   "tree4"},
     {kAny, kAll,      "two_shot"},
 };
 constexpr Row kReduce[] = {
@@ -74,9 +75,11 @@ const Algorithm* find(std::span<const Row> rows, const Key& key) {
 }
 
 const Algorithm* default_algorithm(const Key& key, bool is_ordered) {
-  if (is_scatter(key.collective)) return is_ordered ? find_algorithm("one_shot") : find(kReduceScatter, key);
+  if (is_scatter(key.collective))
+    return is_ordered ? find_algorithm("one_shot") : find(kReduceScatter, key);
   if (is_ordered) return find(kOrdered, key);
-  return find(key.collective == Collective::reduce ? std::span<const Row>(kReduce) : kAllreduce, key);
+  return find(key.collective == Collective::reduce ? std::span<const Row>(kReduce) : kAllreduce,
+              key);
 }
 
 }  // namespace
@@ -89,12 +92,16 @@ Choice select(const Key& key, const Config& config) {
     if (choice.algorithm == nullptr) {
       std::string names = "auto";
       for (const Algorithm& algorithm : algorithms()) names += ", " + std::string(algorithm.name);
-      throw Error(Code::argument, "TRIB_ALGORITHM=" + std::string(wanted) + ": no such algorithm; accepted are " + names);
+      throw Error(Code::argument, "TRIB_ALGORITHM=" + std::string(wanted) +
+                                      ": no such algorithm; accepted are " + names);
     }
     if (is_ordered && choice.algorithm->association != Association::rank_order)
-      throw Error(Code::argument, "TRIB_ALGORITHM=" + std::string(wanted) + " does not fold in rank order, which TRIB_DETERMINISM=order asks for");
+      throw Error(Code::argument,
+                  "TRIB_ALGORITHM=" + std::string(wanted) +
+                      " does not fold in rank order, which TRIB_DETERMINISM=order asks for");
   }
-  // Two ranks on two cores: the system call that reads a peer costs more than the copy it saves, at every size.
+  // Two ranks on two cores: the system call that reads a peer costs more than the copy it saves, at
+  // every size.
   if (key.can_attach && config.attach == Config::Attach::always) choice.reach = Reach::attach;
   if (config.slice > 0) choice.slice_bytes = static_cast<std::size_t>(config.slice);
   return choice;

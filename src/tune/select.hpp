@@ -11,11 +11,12 @@
 
 namespace trib {
 
-/// What a choice may depend on. It holds nothing that can differ between the ranks of a communicator.
+/// What a choice may depend on. It holds nothing that can differ between the ranks of a
+/// communicator.
 struct Key {
   Collective collective = Collective::allreduce;
   int size = 2;
-  std::size_t bytes = 0;      ///< of the whole vector
+  std::size_t bytes = 0;  ///< of the whole vector
   bool can_attach = false;
 };
 
@@ -26,8 +27,8 @@ struct Choice {
   std::size_t slice_bytes = SIZE_MAX;
 };
 
-/// Obeys the settings `algorithm`, `determinism`, `attach` and `slice`. Throws Error(Code::argument) where they contradict
-/// each other or name no algorithm.
+/// Obeys the settings `algorithm`, `determinism`, `attach` and `slice`. Throws
+/// Error(Code::argument) where they contradict each other or name no algorithm.
 Choice select(const Key& key, const Config& config);
 
 }  // namespace trib

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Ranks as threads of one process: a bootstrap over a barrier, and a loop that runs a function as every rank.
+// Ranks as threads of one process: a bootstrap over a barrier, and a loop that runs a function as
+// every rank.
 #pragma once
 
 #include <barrier>
@@ -25,7 +26,8 @@ class Group {
     blobs_[static_cast<std::size_t>(rank)] = mine;
     barrier_.arrive_and_wait();
     for (int other = 0; other < size_; ++other)
-      std::memcpy(static_cast<char*>(all) + static_cast<std::size_t>(other) * bytes, blobs_[static_cast<std::size_t>(other)], bytes);
+      std::memcpy(static_cast<char*>(all) + static_cast<std::size_t>(other) * bytes,
+                  blobs_[static_cast<std::size_t>(other)], bytes);
     barrier_.arrive_and_wait();
   }
 
@@ -40,7 +42,9 @@ class ThreadBootstrap final : public Bootstrap {
   ThreadBootstrap(std::shared_ptr<Group> group, int rank) : group_(std::move(group)), rank_(rank) {}
   int rank() const override { return rank_; }
   int size() const override { return group_->size(); }
-  void exchange(const void* mine, void* all, std::size_t bytes) override { group_->exchange(rank_, mine, all, bytes); }
+  void exchange(const void* mine, void* all, std::size_t bytes) override {
+    group_->exchange(rank_, mine, all, bytes);
+  }
   void progress() override {}
 
  private:
@@ -54,7 +58,9 @@ class BorrowedBootstrap final : public Bootstrap {
   explicit BorrowedBootstrap(Bootstrap& real) : real_(real) {}
   int rank() const override { return real_.rank(); }
   int size() const override { return real_.size(); }
-  void exchange(const void* mine, void* all, std::size_t bytes) override { real_.exchange(mine, all, bytes); }
+  void exchange(const void* mine, void* all, std::size_t bytes) override {
+    real_.exchange(mine, all, bytes);
+  }
   void progress() override {}
 
  private:
@@ -62,7 +68,8 @@ class BorrowedBootstrap final : public Bootstrap {
 };
 
 /// Runs `body(rank, bootstrap)` on `size` threads; returns what each threw ("" if nothing).
-inline std::vector<std::string> run_ranks(int size, const std::function<void(int, std::unique_ptr<Bootstrap>)>& body) {
+inline std::vector<std::string> run_ranks(
+    int size, const std::function<void(int, std::unique_ptr<Bootstrap>)>& body) {
   const auto group = std::make_shared<Group>(size);
   std::vector<std::string> errors(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;

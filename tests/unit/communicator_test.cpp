@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The whole core with ranks as threads: every algorithm x collective x root x size on the host backend against a plain
-// left fold, bit by bit; stress with random delays; disagreement, time-outs, full memory.
+// The whole core with ranks as threads: every algorithm x collective x root x size on the host
+// backend against a plain left fold, bit by bit; stress with random delays; disagreement,
+// time-outs, full memory.
 #include "comm/communicator.hpp"
 
 #include <dlfcn.h>
@@ -26,15 +27,18 @@ Config with_algorithm(std::string_view algorithm, Config config = {}) {
   return config;
 }
 
-/// What rank contributes to element i of call `salt`. Small integers: exact in float whatever the order.
+/// What rank contributes to element i of call `salt`. Small integers: exact in float whatever the
+/// order.
 float contribution(int rank, std::size_t i, std::uint64_t salt) {
-  std::uint64_t h = (static_cast<std::uint64_t>(rank) * 0x9e3779b97f4a7c15u) ^ (i * 0xc2b2ae3d27d4eb4fu) ^ (salt * 0x165667b19e3779f9u);
+  std::uint64_t h = (static_cast<std::uint64_t>(rank) * 0x9e3779b97f4a7c15u) ^
+                    (i * 0xc2b2ae3d27d4eb4fu) ^ (salt * 0x165667b19e3779f9u);
   h ^= h >> 29;
   h *= 0xbf58476d1ce4e5b9u;
   return static_cast<float>((h >> 40) % 1000);
 }
 
-/// One call made and checked by one rank. Guards around the result show writes that do not belong there.
+/// One call made and checked by one rank. Guards around the result show writes that do not belong
+/// there.
 struct Call {
   Collective collective = Collective::allreduce;
   std::vector<std::size_t> counts;  // reduce_scatters: of each rank
@@ -60,7 +64,8 @@ struct Call {
     const bool has_result = collective != Collective::reduce || rank == root;
     if (!has_result) length = 0;
     const std::size_t shift = misalign * sizeof(float);
-    std::vector<std::byte> in(total * sizeof(float) + 64), out(total * sizeof(float) + 128, std::byte{0xa5});
+    std::vector<std::byte> in(total * sizeof(float) + 64),
+        out(total * sizeof(float) + 128, std::byte{0xa5});
     const bool is_in_place = in_place && (collective != Collective::reduce || rank == root);
     std::byte* const output = out.data() + 32 + shift % 32;
     std::byte* const input = is_in_place ? output : in.data() + shift;
@@ -82,7 +87,8 @@ struct Call {
       for (int r = 1; r < size; ++r) expected += contribution(r, offset + i, salt);
       std::memcpy(&got, output + i * sizeof got, sizeof got);
       if (got != expected)
-        return "element " + std::to_string(i) + " of " + std::to_string(length) + ": " + std::to_string(got) + ", expected " + std::to_string(expected);
+        return "element " + std::to_string(i) + " of " + std::to_string(length) + ": " +
+               std::to_string(got) + ", expected " + std::to_string(expected);
     }
     const std::size_t end = is_in_place ? total : length;
     for (std::size_t b = end * sizeof(float); output + b < out.data() + out.size(); ++b)
@@ -90,7 +96,8 @@ struct Call {
     if (!is_in_place)
       for (std::size_t i = 0; i < total; ++i) {
         const float value = contribution(rank, i, salt);
-        if (std::memcmp(input + i * sizeof value, &value, sizeof value) != 0) return "changed its input";
+        if (std::memcmp(input + i * sizeof value, &value, sizeof value) != 0)
+          return "changed its input";
       }
     return "";
   }
@@ -101,16 +108,22 @@ Call random_call(std::mt19937_64& random, int size, std::size_t most) {
   call.collective = static_cast<Collective>(random() % kCollectives);
   const auto pick = [&]() -> std::size_t {
     switch (random() % 6) {
-      case 0: return random() % 3;
-      case 1: return random() % 16;
-      case 2: return random() % 300;
-      default: return random() % 4 == 0 ? random() % most : random() % (most / 16 + 1);
+      case 0:
+        return random() % 3;
+      case 1:
+        return random() % 16;
+      case 2:
+        return random() % 300;
+      default:
+        return random() % 4 == 0 ? random() % most : random() % (most / 16 + 1);
     }
   };
   call.count = pick();
   const std::size_t block = pick() / static_cast<std::size_t>(size);
   for (int r = 0; r < size; ++r)
-    call.counts.push_back(call.collective == Collective::reduce_scatter_block ? block : random() % 3 == 0 ? 0 : pick() / static_cast<std::size_t>(size));
+    call.counts.push_back(call.collective == Collective::reduce_scatter_block ? block
+                          : random() % 3 == 0                                 ? 0
+                                              : pick() / static_cast<std::size_t>(size));
   call.root = static_cast<int>(random() % static_cast<std::uint64_t>(size));
   call.in_place = random() % 3 == 0;
   call.salt = random();
@@ -119,7 +132,8 @@ Call random_call(std::mt19937_64& random, int size, std::size_t most) {
 }
 
 void expect_no_errors(const std::vector<std::string>& errors, const std::string& what) {
-  for (std::size_t rank = 0; rank < errors.size(); ++rank) EXPECT_EQ(errors[rank], "") << what << ", rank " << rank;
+  for (std::size_t rank = 0; rank < errors.size(); ++rank)
+    EXPECT_EQ(errors[rank], "") << what << ", rank " << rank;
 }
 
 class EveryAlgorithm : public testing::TestWithParam<int> {};
@@ -142,10 +156,14 @@ TEST_P(EveryAlgorithm, RightOnTheHost) {
               call.count = count;
               call.in_place = in_place;
               for (std::size_t r = 0; r < call.counts.size(); ++r)
-                call.counts[r] = call.collective == Collective::reduce_scatter ? (r % 3 == 1 ? 0 : count / (r + 1)) : count / static_cast<std::size_t>(size);
+                call.counts[r] = call.collective == Collective::reduce_scatter
+                                     ? (r % 3 == 1 ? 0 : count / (r + 1))
+                                     : count / static_cast<std::size_t>(size);
               const std::string wrong = call.make(communicator);
               if (!wrong.empty())
-                throw std::runtime_error(std::string(name(call.collective)) + " of " + std::to_string(count) + (in_place ? " in place: " : ": ") + wrong);
+                throw std::runtime_error(std::string(name(call.collective)) + " of " +
+                                         std::to_string(count) + (in_place ? " in place: " : ": ") +
+                                         wrong);
             }
       });
       expect_no_errors(errors, std::string(algorithm.name));
@@ -162,14 +180,17 @@ TEST(Communicator, MixedCallsInARow) {
       for (int i = 0; i < 3000; ++i) {
         const Call call = random_call(random, size, 40000);
         const std::string wrong = call.make(communicator);
-        if (!wrong.empty()) throw std::runtime_error("call " + std::to_string(i) + ", " + std::string(name(call.collective)) + ": " + wrong);
+        if (!wrong.empty())
+          throw std::runtime_error("call " + std::to_string(i) + ", " +
+                                   std::string(name(call.collective)) + ": " + wrong);
       }
     });
     expect_no_errors(errors, std::to_string(size) + " ranks");
   }
 }
 
-/// Random delays at every signal and wait: rarely long, so that others overtake; sometimes none, so that nobody is in step.
+/// Random delays at every signal and wait: rarely long, so that others overtake; sometimes none, so
+/// that nobody is in step.
 void disturb() {
   static std::atomic<unsigned> seeds{1};
   thread_local std::minstd_rand random(seeds.fetch_add(7919));
@@ -177,17 +198,20 @@ void disturb() {
   if (dice == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
   if (dice < 256) std::this_thread::yield();
   if (dice < 1024)
-    for (unsigned spin = random() % 64; spin > 0; --spin) std::atomic_signal_fence(std::memory_order_seq_cst);
+    for (unsigned spin = random() % 64; spin > 0; --spin)
+      std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
 TEST(Communicator, StressWithRandomDelays) {
   backends();  // loads the module
   Dl_info core{};
   ASSERT_NE(dladdr(reinterpret_cast<void*>(&backends), &core), 0);
-  const std::string file = std::filesystem::absolute(core.dli_fname).parent_path() / "trib_backend_host.so";
+  const std::string file =
+      std::filesystem::absolute(core.dli_fname).parent_path() / "trib_backend_host.so";
   void* const module = dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD);
   ASSERT_NE(module, nullptr) << dlerror();
-  const auto set = reinterpret_cast<void (*)(void (*)())>(dlsym(module, "trib_backend_host_disturb"));
+  const auto set =
+      reinterpret_cast<void (*)(void (*)())>(dlsym(module, "trib_backend_host_disturb"));
   ASSERT_NE(set, nullptr);
   set(&disturb);
   // 10^5 calls over a few sizes; every algorithm gets its share through a communicator of its own.
@@ -199,14 +223,17 @@ TEST(Communicator, StressWithRandomDelays) {
       for (std::size_t row = 0; row < rows; ++row) {
         Config config = row == 0 ? Config{} : with_algorithm(algorithms()[row - 1].name);
         if (row % 2 == 1) config.attach = Config::Attach::always;
-        communicators.push_back(std::make_unique<Communicator>(std::make_unique<test::BorrowedBootstrap>(*bootstrap), config));
+        communicators.push_back(std::make_unique<Communicator>(
+            std::make_unique<test::BorrowedBootstrap>(*bootstrap), config));
       }
       for (int i = 0; i < 25000; ++i) {
         const Call call = random_call(random, size, 3000);
         const std::size_t row = random() % rows;
         const std::string wrong = call.make(*communicators[row]);
         if (!wrong.empty())
-          throw std::runtime_error("call " + std::to_string(i) + ", " + std::string(name(call.collective)) + " by " + communicators[row]->last_algorithm() + ": " + wrong);
+          throw std::runtime_error("call " + std::to_string(i) + ", " +
+                                   std::string(name(call.collective)) + " by " +
+                                   communicators[row]->last_algorithm() + ": " + wrong);
       }
     });
     expect_no_errors(errors, std::to_string(size) + " ranks");
@@ -231,7 +258,8 @@ TEST(Communicator, LeavesOfAReduceMayRunAhead) {
 }
 
 /// `change` makes rank 1's call differ; all ranks must get an error that names both sides.
-void expect_disagreement(const std::function<void(Request&)>& change, const std::string& mine, const std::string& theirs) {
+void expect_disagreement(const std::function<void(Request&)>& change, const std::string& mine,
+                         const std::string& theirs) {
   std::vector<float> in(100000, 1), out(100000);
   std::vector<std::int32_t> counts{50, 50};
   const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
@@ -246,8 +274,8 @@ void expect_disagreement(const std::function<void(Request&)>& change, const std:
     if (rank == 1) change(request);
     std::string first;
     try {
-      // A rank that needs nothing from the other (the leaf of a reduce) may go on until it has to wait for it.
-      // One with nothing to reduce never has to.
+      // A rank that needs nothing from the other (the leaf of a reduce) may go on until it has to
+      // wait for it. One with nothing to reduce never has to.
       for (int i = 0; i < 20; ++i) communicator.run(request);
       if (request.count == 0) return;
     } catch (const Error& error) {
@@ -276,8 +304,10 @@ TEST(Communicator, DisagreementIsAnError) {
   expect_disagreement([](Request& r) { r.count = 0; }, "100 f32", "0 f32");
   expect_disagreement([](Request& r) { r.count = 100000; }, "100 f32", "100000 f32");
   expect_disagreement([](Request& r) { r.dtype = Dtype::i32; }, "f32", "i32");
-  expect_disagreement([](Request& r) { r.collective = Collective::reduce; }, "MPI_Allreduce", "MPI_Reduce");
-  expect_disagreement([](Request& r) { r.collective = Collective::reduce_scatter; }, "MPI_Allreduce", "MPI_Reduce_scatter");
+  expect_disagreement([](Request& r) { r.collective = Collective::reduce; }, "MPI_Allreduce",
+                      "MPI_Reduce");
+  expect_disagreement([](Request& r) { r.collective = Collective::reduce_scatter; },
+                      "MPI_Allreduce", "MPI_Reduce_scatter");
 }
 
 TEST(Communicator, CallLeftToTheMpiByOneRankIsAnErrorOnTheOther) {
@@ -326,11 +356,13 @@ TEST(Communicator, UnknownAlgorithmNamesTheAcceptedOnes) {
 
 TEST(Communicator, SharedMemoryBudgetEndsInSmallPiecesThenInNothing) {
   const auto errors = run_ranks(2, [&](int, std::unique_ptr<Bootstrap> bootstrap) {
-    // Ranks are threads here and share the budget: about 16 communicators with a data segment, then without, then none.
+    // Ranks are threads here and share the budget: about 16 communicators with a data segment, then
+    // without, then none.
     std::vector<std::unique_ptr<Communicator>> many;
     int declined = 0;
     for (int i = 0; i < 900; ++i) {
-      auto& communicator = *many.emplace_back(std::make_unique<Communicator>(std::make_unique<test::BorrowedBootstrap>(*bootstrap), Config{}));
+      auto& communicator = *many.emplace_back(std::make_unique<Communicator>(
+          std::make_unique<test::BorrowedBootstrap>(*bootstrap), Config{}));
       if (communicator.declined()) {
         ++declined;
         continue;
@@ -350,7 +382,8 @@ TEST(Communicator, SharedMemoryBudgetEndsInSmallPiecesThenInNothing) {
 }
 
 TEST(Communicator, ManyRanksOnLittleMemory) {
-  // Threads share the budget: no data segment for so many, and the small one has no room for a chunk per rank.
+  // Threads share the budget: no data segment for so many, and the small one has no room for a
+  // chunk per rank.
   const int size = 132;
   const auto errors = run_ranks(size, [&](int, std::unique_ptr<Bootstrap> bootstrap) {
     Communicator communicator(std::move(bootstrap), Config{});
@@ -360,7 +393,8 @@ TEST(Communicator, ManyRanksOnLittleMemory) {
       call.count = 600;
       call.counts.assign(static_cast<std::size_t>(size), 30);
       const std::string wrong = call.make(communicator);
-      if (!wrong.empty()) throw std::runtime_error(std::string(name(call.collective)) + ": " + wrong);
+      if (!wrong.empty())
+        throw std::runtime_error(std::string(name(call.collective)) + ": " + wrong);
     }
   });
   expect_no_errors(errors, "many ranks");
@@ -378,7 +412,8 @@ std::vector<double> awkward_terms(int rank, std::size_t count) {
 }
 
 /// Sums whose bits depend on the order, to be compared bit by bit.
-std::vector<double> awkward_sum(int size, std::size_t count, const Config& config, Collective collective) {
+std::vector<double> awkward_sum(int size, std::size_t count, const Config& config,
+                                Collective collective) {
   std::vector<double> result;
   std::mutex mutex;
   const auto errors = run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
@@ -395,7 +430,8 @@ std::vector<double> awkward_sum(int size, std::size_t count, const Config& confi
     const std::lock_guard lock(mutex);
     if (collective == Collective::reduce && rank != 0) return;
     if (result.empty()) result = out;
-    if (std::memcmp(result.data(), out.data(), count * sizeof(double)) != 0) throw std::runtime_error("ranks differ");
+    if (std::memcmp(result.data(), out.data(), count * sizeof(double)) != 0)
+      throw std::runtime_error("ranks differ");
   });
   expect_no_errors(errors, "awkward sum");
   return result;
@@ -413,17 +449,26 @@ TEST(Communicator, OrderIsALeftFoldAndAllRanksAgreeBitByBit) {
         for (const Collective collective : {Collective::allreduce, Collective::reduce}) {
           Config config = with_algorithm(algorithm.name);
           const auto sum = awkward_sum(size, count, config, collective);
-          EXPECT_EQ(std::memcmp(sum.data(), awkward_sum(size, count, config, collective).data(), count * sizeof(double)), 0) << "run to run, " << algorithm.name;
+          EXPECT_EQ(std::memcmp(sum.data(), awkward_sum(size, count, config, collective).data(),
+                                count * sizeof(double)),
+                    0)
+              << "run to run, " << algorithm.name;
           if (algorithm.association == Association::rank_order) {
-            EXPECT_EQ(std::memcmp(sum.data(), expected.data(), count * sizeof(double)), 0) << algorithm.name << " " << size << " " << count;
+            EXPECT_EQ(std::memcmp(sum.data(), expected.data(), count * sizeof(double)), 0)
+                << algorithm.name << " " << size << " " << count;
           }
           config.slice = 256;  // other passes, same bits
-          EXPECT_EQ(std::memcmp(sum.data(), awkward_sum(size, count, config, collective).data(), count * sizeof(double)), 0) << "slices, " << algorithm.name;
+          EXPECT_EQ(std::memcmp(sum.data(), awkward_sum(size, count, config, collective).data(),
+                                count * sizeof(double)),
+                    0)
+              << "slices, " << algorithm.name;
         }
       }
       Config config;
       config.determinism = Config::Determinism::order;
-      EXPECT_EQ(std::memcmp(awkward_sum(size, count, config, Collective::allreduce).data(), expected.data(), count * sizeof(double)), 0);
+      EXPECT_EQ(std::memcmp(awkward_sum(size, count, config, Collective::allreduce).data(),
+                            expected.data(), count * sizeof(double)),
+                0);
     }
 }
 

@@ -48,7 +48,8 @@ TEST(Select, OrderRefusesAnAlgorithmThatFoldsOtherwise) {
     select(Key{}, config);
     FAIL() << "no error";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("TRIB_DETERMINISM=order"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("TRIB_DETERMINISM=order"), std::string::npos)
+        << error.what();
   }
 }
 

@@ -8,7 +8,8 @@
 
 namespace trib::host {
 
-/// Copies `bytes` from `address` in process `pid`. False if the kernel forbids it or the address is wrong (errno says).
+/// Copies `bytes` from `address` in process `pid`. False if the kernel forbids it or the address is
+/// wrong (errno says).
 bool read_process(pid_t pid, const void* address, void* to, std::size_t bytes) noexcept;
 
 }  // namespace trib::host

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Setting up a channel, and what happens when a wait takes long: disagreement, failed peers, dead peers.
+// Setting up a channel, and what happens when a wait takes long: disagreement, failed peers, dead
+// peers.
 #include "backend/host/channel.hpp"
 
 #include <sys/random.h>
@@ -18,14 +19,18 @@
 namespace trib::host {
 namespace {
 
-constexpr std::size_t round_up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
+constexpr std::size_t round_up(std::size_t value, std::size_t to) {
+  return (value + to - 1) / to * to;
+}
 
-/// When the process was started, in clock ticks since boot; 0 if it cannot be seen or is no more than a zombie.
+/// When the process was started, in clock ticks since boot; 0 if it cannot be seen or is no more
+/// than a zombie.
 std::uint64_t start_time(int pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
   if (!std::getline(file, text)) return 0;
-  const auto name_end = text.rfind(')');  // the name may hold anything, spaces and parentheses included
+  const auto name_end =
+      text.rfind(')');  // the name may hold anything, spaces and parentheses included
   if (name_end == std::string::npos) return 0;
   std::istringstream rest(text.substr(name_end + 1));
   std::string field;
@@ -41,16 +46,19 @@ std::string describe(const Signature& signature) {
   std::string text = "MPI_" + std::string(name(collective));
   text[4] = static_cast<char>(std::toupper(text[4]));
   if (signature.declined >= 0) return text + " in a form that is left to the MPI";
-  text += " of " + std::to_string(signature.count) + " " + std::string(name(static_cast<Dtype>(signature.dtype))) +
-          " with " + std::string(name(static_cast<Op>(signature.op)));
+  text += " of " + std::to_string(signature.count) + " " +
+          std::string(name(static_cast<Dtype>(signature.dtype))) + " with " +
+          std::string(name(static_cast<Op>(signature.op)));
   if (collective == Collective::reduce) text += " to root " + std::to_string(signature.root);
   return text;
 }
 
 std::uint64_t pack(const Signature& signature) {
   return static_cast<std::uint64_t>(static_cast<std::uint32_t>(signature.root)) << 32 |
-         static_cast<std::uint64_t>(signature.collective) << 24 | static_cast<std::uint64_t>(signature.dtype) << 16 |
-         static_cast<std::uint64_t>(signature.op) << 8 | static_cast<std::uint8_t>(signature.declined);
+         static_cast<std::uint64_t>(signature.collective) << 24 |
+         static_cast<std::uint64_t>(signature.dtype) << 16 |
+         static_cast<std::uint64_t>(signature.op) << 8 |
+         static_cast<std::uint8_t>(signature.declined);
 }
 
 Signature unpack(std::uint64_t packed) {
@@ -65,7 +73,8 @@ Signature unpack(std::uint64_t packed) {
 
 }  // namespace
 
-std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& config, std::string& why) {
+std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& config,
+                                       std::string& why) {
   auto channel = std::unique_ptr<Channel>(new Channel(bootstrap, config));
   channel->rank_ = bootstrap.rank();
   channel->size_ = bootstrap.size();
@@ -74,9 +83,11 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   channel->flags_ = 2 * channel->size_ + 16;
 
   const std::size_t lines_at = round_up(sizeof(Control), kCacheLine);
-  const std::size_t small_at = lines_at + sizeof(Line) * static_cast<std::size_t>(kWindows * channel->flags_);
+  const std::size_t small_at =
+      lines_at + sizeof(Line) * static_cast<std::size_t>(kWindows * channel->flags_);
   channel->small_bytes_ = std::max(kSmallBytes, kSmallBytesPerRank * size);
-  channel->control_ = Segment::open(bootstrap, small_at + kWindows * channel->small_bytes_, config.segment, why);
+  channel->control_ =
+      Segment::open(bootstrap, small_at + kWindows * channel->small_bytes_, config.segment, why);
   if (!channel->control_) return nullptr;
 
   struct Hello {
@@ -85,7 +96,8 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     const void* nonce_at;
   };
   Hello mine{::getpid(), start_time(::getpid()), 0, &channel->current_.hash};
-  if (::getrandom(&mine.nonce, sizeof mine.nonce, 0) != static_cast<ssize_t>(sizeof mine.nonce)) mine.nonce = 0;
+  if (::getrandom(&mine.nonce, sizeof mine.nonce, 0) != static_cast<ssize_t>(sizeof mine.nonce))
+    mine.nonce = 0;
   channel->current_.hash = mine.nonce;
   std::vector<Hello> all(size);
   bootstrap.exchange(&mine, all.data(), sizeof mine);
@@ -101,16 +113,20 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     peer.small = region + small_at;
     peer.pid = all[rank].pid;
     peer.start_time = all[rank].start_time;
-    channel->can_see_processes_ = channel->can_see_processes_ && peer.start_time != 0 && start_time(peer.pid) == peer.start_time;
-    // The nonce shows that the number means that very process: in a container it may mean another one.
+    channel->can_see_processes_ = channel->can_see_processes_ && peer.start_time != 0 &&
+                                  start_time(peer.pid) == peer.start_time;
+    // The nonce shows that the number means that very process: in a container it may mean another
+    // one.
     std::uint64_t seen = 0;
     can_attach = can_attach && all[rank].nonce != 0 &&
-                 read_process(peer.pid, all[rank].nonce_at, &seen, sizeof seen) && seen == all[rank].nonce;
+                 read_process(peer.pid, all[rank].nonce_at, &seen, sizeof seen) &&
+                 seen == all[rank].nonce;
   }
   std::vector<char> answers(size);
   const char answer = can_attach ? 1 : 0;
   bootstrap.exchange(&answer, answers.data(), 1);
-  channel->can_attach_ = std::all_of(answers.begin(), answers.end(), [](char yes) { return yes != 0; });
+  channel->can_attach_ =
+      std::all_of(answers.begin(), answers.end(), [](char yes) { return yes != 0; });
   channel->current_ = {};
   channel->last_run_ = kWindows;  // so that "the run kWindows before" is never negative
   return channel;
@@ -128,11 +144,14 @@ bool Channel::reserve_data() {
 std::size_t Channel::fit(const Schedule& schedule, bool is_large) const {
   if (schedule.flags > flags_) return 0;
   const std::size_t room = is_large ? kLargeBytes : small_bytes_;
-  if (schedule.units == 0) return room;  // nothing goes through scratch: a pass only has to be of a reasonable size
+  if (schedule.units == 0)
+    return room;  // nothing goes through scratch: a pass only has to be of a reasonable size
   return room / static_cast<std::size_t>(schedule.units) / kCacheLine * kCacheLine;
 }
 
-std::unique_ptr<trib::Program> Channel::load(const Schedule& schedule) { return std::make_unique<Program>(*this, schedule); }
+std::unique_ptr<trib::Program> Channel::load(const Schedule& schedule) {
+  return std::make_unique<Program>(*this, schedule);
+}
 
 void Channel::announce(const Signature& signature) {
   const std::uint64_t call = current_.call + 1;
@@ -141,23 +160,27 @@ void Channel::announce(const Signature& signature) {
   Control& own = *peers_[rank_].control;
   Record& record = own.history[call % kHistory];
   record.call.store(0, std::memory_order_relaxed);
-  // Pairs with the fence in compare(): who sees any of the new fields does not see the old number any more.
+  // Pairs with the fence in compare(): who sees any of the new fields does not see the old number
+  // any more.
   std::atomic_thread_fence(std::memory_order_release);
   record.hash.store(signature.hash, std::memory_order_relaxed);
   record.count.store(signature.count, std::memory_order_relaxed);
   record.packed.store(pack(signature), std::memory_order_relaxed);
   record.call.store(call, std::memory_order_release);
-  // Release: pairs with the acquire in met() and diagnose(); the record and all slots of earlier calls come with it.
+  // Release: pairs with the acquire in met() and diagnose(); the record and all slots of earlier
+  // calls come with it.
   own.state.call.store(call, std::memory_order_release);
 }
 
-/// Throws if the peer's record of our call differs from ours. Records that are gone already say nothing.
+/// Throws if the peer's record of our call differs from ours. Records that are gone already say
+/// nothing.
 void Channel::compare(int peer) {
   const Record& record = peers_[peer].control->history[current_.call % kHistory];
   if (record.call.load(std::memory_order_acquire) != current_.call) return;
   const std::uint64_t hash = record.hash.load(std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (record.call.load(std::memory_order_relaxed) == current_.call && hash != current_.hash) disagree(peer);
+  if (record.call.load(std::memory_order_relaxed) == current_.call && hash != current_.hash)
+    disagree(peer);
 }
 
 void Channel::disagree(int peer) const {
@@ -169,8 +192,9 @@ void Channel::disagree(int peer) const {
     theirs = describe(signature);
     if (theirs == describe(current_)) theirs += ", with other recvcounts";
   }
-  throw Error(Code::argument, "ranks disagree: rank " + std::to_string(rank_) + " calls " + describe(current_) + ", rank " +
-                                  std::to_string(peer) + " calls " + theirs);
+  throw Error(Code::argument, "ranks disagree: rank " + std::to_string(rank_) + " calls " +
+                                  describe(current_) + ", rank " + std::to_string(peer) +
+                                  " calls " + theirs);
 }
 
 int Channel::missing() {
@@ -190,14 +214,16 @@ int Channel::missing() {
 void Channel::diagnose(int blocked_on, std::uint64_t position) {
   if (blocked_on < 0) return;
   const State& state = peers_[blocked_on].control->state;
-  // Read before `failed`: a peer that made a different call gets the clearer message, on whichever side it is seen first.
+  // Read before `failed`: a peer that made a different call gets the clearer message, on whichever
+  // side it is seen first.
   const std::uint64_t call = state.call.load(std::memory_order_acquire);
   if (call >= current_.call) compare(blocked_on);
   if (state.failed.load(std::memory_order_acquire) != 0)
-    throw Error(Code::peer, "rank " + std::to_string(blocked_on) + " failed: " + std::string(state.why, strnlen(state.why, sizeof state.why)));
+    throw Error(Code::peer, "rank " + std::to_string(blocked_on) + " failed: " +
+                                std::string(state.why, strnlen(state.why, sizeof state.why)));
   if (call > current_.call) {
-    // Whatever the peer gave us in this call was visible before we saw it in a later one. If we still stand where we stood
-    // then, it gave us nothing: it was in another kind of call.
+    // Whatever the peer gave us in this call was visible before we saw it in a later one. If we
+    // still stand where we stood then, it gave us nothing: it was in another kind of call.
     if (suspect_ == blocked_on && suspect_position_ == position) disagree(blocked_on);
     suspect_ = blocked_on;
     suspect_position_ = position;
@@ -206,13 +232,14 @@ void Channel::diagnose(int blocked_on, std::uint64_t position) {
   }
 }
 
-// Only the rank that we wait for: another may have done its part and ended as it should. If one that we need indirectly
-// died, the rank in between finds out and fails.
+// Only the rank that we wait for: another may have done its part and ended as it should. If one
+// that we need indirectly died, the rank in between finds out and fails.
 void Channel::check_alive(int blocked_on) {
   if (!can_see_processes_ || blocked_on < 0) return;
   const Peer& peer = peers_[blocked_on];
   if (start_time(peer.pid) != peer.start_time)
-    throw Error(Code::peer, "rank " + std::to_string(blocked_on) + " (process " + std::to_string(peer.pid) + ") is gone");
+    throw Error(Code::peer, "rank " + std::to_string(blocked_on) + " (process " +
+                                std::to_string(peer.pid) + ") is gone");
 }
 
 void Channel::poison(const std::string& why) noexcept {

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a communicator's ranks share in host memory, and the rules for touching it. program.cpp runs schedules on it.
+// What a communicator's ranks share in host memory, and the rules for touching it. program.cpp runs
+// schedules on it.
 //
 // The region of a rank in the control segment:
 //
-//     completed   number of the last run that this rank has finished; peers read it before they overwrite slots (credits)
-//     state       number of the call the rank is in, whether it failed and why
-//     history     the signatures of its last calls, so that a disagreement can be named
-//     lines       kWindows x flags: one cache line per slot, {number of the run, signature hash, 48 bytes of payload}
-//     small       kWindows x small_bytes_: payload that does not fit the line
+//     completed   number of the last run that this rank has finished; peers read it before they
+//     overwrite slots (credits) state       number of the call the rank is in, whether it failed
+//     and why history     the signatures of its last calls, so that a disagreement can be named
+//     lines       kWindows x flags: one cache line per slot, {number of the run, signature hash, 48
+//     bytes of payload} small       kWindows x small_bytes_: payload that does not fit the line
 //
-// and in the data segment, which comes with the first large call: kWindows x kLargeBytes of payload.
+// and in the data segment, which comes with the first large call: kWindows x kLargeBytes of
+// payload.
 //
-// Every word has one writer. Numbers of runs only grow, so nothing is ever reset. Run n uses window n % kWindows; a rank
-// may write its slots of run n once all who read its slots of run n - kWindows have completed that run.
+// Every word has one writer. Numbers of runs only grow, so nothing is ever reset. Run n uses window
+// n % kWindows; a rank may write its slots of run n once all who read its slots of run n - kWindows
+// have completed that run.
 #pragma once
 
 #include <atomic>
@@ -28,8 +31,10 @@ namespace trib::host {
 
 inline constexpr std::size_t kCacheLine = 64;
 inline constexpr int kWindows = 4;
-inline constexpr std::size_t kSmallBytes = 8 << 10;         // at least; every algorithm finds a place for ...
-inline constexpr std::size_t kSmallBytesPerRank = 4 * 64;    // ... a cache line of each of its slots, whatever the size
+inline constexpr std::size_t kSmallBytes =
+    8 << 10;  // at least; every algorithm finds a place for ...
+inline constexpr std::size_t kSmallBytesPerRank =
+    4 * 64;  // ... a cache line of each of its slots, whatever the size
 inline constexpr std::size_t kLargeBytes = 512 << 10;
 inline constexpr std::size_t kInlineBytes = 48;
 inline constexpr int kHistory = 8;
@@ -67,7 +72,8 @@ class Program;
 
 class Channel final : public trib::Channel {
  public:
-  static std::unique_ptr<Channel> open(Bootstrap& bootstrap, const Config& config, std::string& why);
+  static std::unique_ptr<Channel> open(Bootstrap& bootstrap, const Config& config,
+                                       std::string& why);
 
   bool can_attach() const override { return can_attach_; }
   bool reserve_data() override;
@@ -84,10 +90,10 @@ class Channel final : public trib::Channel {
   friend class Program;
   struct Peer {
     Control* control = nullptr;
-    Line* lines = nullptr;         // of window 0
-    std::byte* small = nullptr;    // of window 0
-    std::byte* large = nullptr;    // of window 0; null before reserve_data()
-    std::uint64_t completed = 0;   // what we know of its progress without looking
+    Line* lines = nullptr;        // of window 0
+    std::byte* small = nullptr;   // of window 0
+    std::byte* large = nullptr;   // of window 0; null before reserve_data()
+    std::uint64_t completed = 0;  // what we know of its progress without looking
     std::int32_t pid = 0;
     std::uint64_t start_time = 0;  // tells the process from a later one of the same number
   };
@@ -104,9 +110,9 @@ class Channel final : public trib::Channel {
   std::size_t small_bytes_ = 0;  // per window
   bool can_attach_ = false, can_see_processes_ = false;
   Signature current_;
-  int suspect_ = -1;                               // a peer that has left our call, ...
-  std::uint64_t suspect_position_ = 0;             // ... and where we stood when we saw that
-  std::uint64_t last_run_ = 0;                     // the last one started
+  int suspect_ = -1;                    // a peer that has left our call, ...
+  std::uint64_t suspect_position_ = 0;  // ... and where we stood when we saw that
+  std::uint64_t last_run_ = 0;          // the last one started
   const std::vector<int>* window_readers_[kWindows] = {};  // who reads what we wrote there last
 };
 

@@ -10,9 +10,12 @@ namespace {
 class Host final : public Backend {
  public:
   std::string_view name() const override { return "host"; }
-  std::string describe() const override { return std::string("host memory, kernels for ") + kernel_isa(); }
+  std::string describe() const override {
+    return std::string("host memory, kernels for ") + kernel_isa();
+  }
   bool owns(const void*) const override { return true; }  // asked last: whatever no device claims
-  std::unique_ptr<trib::Channel> open(Bootstrap& bootstrap, const Config& config, std::string& why) override {
+  std::unique_ptr<trib::Channel> open(Bootstrap& bootstrap, const Config& config,
+                                      std::string& why) override {
     return Channel::open(bootstrap, config, why);
   }
 };
@@ -21,7 +24,8 @@ class Host final : public Backend {
 }  // namespace trib::host
 
 /// For the stress test: see program.hpp.
-extern "C" __attribute__((visibility("default"))) void trib_backend_host_disturb(void (*function)()) {
+extern "C" __attribute__((visibility("default"))) void trib_backend_host_disturb(
+    void (*function)()) {
   trib::host::disturb = function;
 }
 

@@ -11,7 +11,8 @@
 namespace trib::host {
 namespace {
 
-/// Bytes of a peer's memory that are read at a time: all sources of a reduction together should stay in the L2 cache.
+/// Bytes of a peer's memory that are read at a time: all sources of a reduction together should
+/// stay in the L2 cache.
 constexpr std::size_t kBounceBytes = 64 << 10;
 
 inline void relax() {
@@ -22,24 +23,33 @@ inline void relax() {
 #endif
 }
 
-constexpr std::size_t round_up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
+constexpr std::size_t round_up(std::size_t value, std::size_t to) {
+  return (value + to - 1) / to * to;
+}
 
 }  // namespace
 
 Program::Program(Channel& channel, const Schedule& schedule)
-    : channel_(channel), rank_(channel.rank_), chunks_(schedule.chunks), stages_(schedule.stages),
-      readers_(schedule.readers), attached_readers_(schedule.attached_readers), endangers_input_(schedule.endangers_input) {
+    : channel_(channel),
+      rank_(channel.rank_),
+      chunks_(schedule.chunks),
+      stages_(schedule.stages),
+      readers_(schedule.readers),
+      attached_readers_(schedule.attached_readers),
+      endangers_input_(schedule.endangers_input) {
   stage_end_.assign(static_cast<std::size_t>(stages_), 0);
   std::size_t most_from = 1, most_to = 1;
   std::vector<int> entry(static_cast<std::size_t>(channel.size_), -1);
   for (const Step& step : schedule.steps) {
-    Instruction instruction{step.verb, step.stage, 1, 0, 0, static_cast<int>(operands_.size()), -1, nullptr};
+    Instruction instruction{step.verb, step.stage, 1, 0, 0, static_cast<int>(operands_.size()),
+                            -1,        nullptr};
     if (step.verb == Verb::signal || step.verb == Verb::wait) {
       const int owner = step.verb == Verb::signal ? rank_ : step.peers[0];
       instruction.peer = owner;
       instruction.line = channel.peers_[owner].lines + step.slot;
       instruction.span = schedule.slots[owner][step.slot].span;
-      if (step.verb == Verb::wait && schedule.slots[owner][step.slot].span == 0) entry[owner] = step.slot;
+      if (step.verb == Verb::wait && schedule.slots[owner][step.slot].span == 0)
+        entry[owner] = step.slot;
     } else {
       instruction.span = step.to[0].span;
       instruction.to_count = static_cast<int>(step.to.size());
@@ -48,7 +58,9 @@ Program::Program(Channel& channel, const Schedule& schedule)
       most_from = std::max(most_from, step.from.size());
       for (const auto* list : {&step.to, &step.from})
         for (const Location& at : *list) {
-          Operand operand{at.buffer, at.buffer == Buffer::in && at.rank != rank_, at.rank, at.chunk, 0, 0, 0, nullptr};
+          Operand operand{
+              at.buffer, at.buffer == Buffer::in && at.rank != rank_, at.rank, at.chunk, 0, 0, 0,
+              nullptr};
           if (at.buffer == Buffer::scratch) {
             const Slot& slot = schedule.slots[at.rank][at.slot];
             operand.slot_span = slot.span;
@@ -65,7 +77,8 @@ Program::Program(Channel& channel, const Schedule& schedule)
     instructions_.push_back(instruction);
     stage_end_[static_cast<std::size_t>(step.stage)] = static_cast<int>(instructions_.size());
   }
-  for (std::size_t stage = 1; stage < stage_end_.size(); ++stage) stage_end_[stage] = std::max(stage_end_[stage], stage_end_[stage - 1]);
+  for (std::size_t stage = 1; stage < stage_end_.size(); ++stage)
+    stage_end_[stage] = std::max(stage_end_[stage], stage_end_[stage - 1]);
   to_.resize(most_to);
   from_.resize(most_from);
   if (is_attached_) bounce_.resize(most_from * kBounceBytes);
@@ -80,7 +93,9 @@ Operation& Program::launch(const Arguments& arguments) {
   inline_stride_ = round_up(arguments.slice * element_, 16);
   const bool is_scattered = is_scatter(static_cast<Collective>(arguments.signature.collective));
   out_origin_ = is_scattered ? arguments.chunk_begin[rank_] : 0;
-  runs_ = arguments.longest <= arguments.slice ? 1 : static_cast<long>((arguments.longest + arguments.slice - 1) / arguments.slice);
+  runs_ = arguments.longest <= arguments.slice
+              ? 1
+              : static_cast<long>((arguments.longest + arguments.slice - 1) / arguments.slice);
   first_run_ = channel_.last_run_ + 1;
   channel_.last_run_ += static_cast<std::uint64_t>(runs_);
   tick_ = 0;
@@ -91,8 +106,9 @@ Operation& Program::launch(const Arguments& arguments) {
   return *this;
 }
 
-/// Where `out` lies over an `in` that peers may still be reading when we write: they get a copy to read. Whether a rank
-/// reduces in place is its own affair (MPI asks for agreement in some collectives only), so it is settled here.
+/// Where `out` lies over an `in` that peers may still be reading when we write: they get a copy to
+/// read. Whether a rank reduces in place is its own affair (MPI asks for agreement in some
+/// collectives only), so it is settled here.
 void Program::protect_input() {
   const std::size_t length = arguments_.chunk_begin[chunks_] * element_;
   const auto* const in = static_cast<const std::byte*>(arguments_.in);
@@ -120,24 +136,29 @@ bool Program::advance(int polls) {
         const Instruction& instruction = instructions_[static_cast<std::size_t>(next_)];
         switch (instruction.verb) {
           case Verb::signal: {
-            if (disturb != nullptr) [[unlikely]] disturb();
+            if (disturb != nullptr) [[unlikely]]
+              disturb();
             Line& line = instruction.line[line_offset];
             line.signature = arguments_.signature.hash;
-            if (instruction.span == 0) std::memcpy(line.payload, &arguments_.in, sizeof arguments_.in);
+            if (instruction.span == 0)
+              std::memcpy(line.payload, &arguments_.in, sizeof arguments_.in);
             // Release: pairs with the acquire in is_signalled(); the slot's payload comes with it.
             line.run.store(number, std::memory_order_release);
             break;
           }
           case Verb::wait:
-            if (disturb != nullptr) [[unlikely]] disturb();
+            if (disturb != nullptr) [[unlikely]]
+              disturb();
             if (!is_signalled(instruction, polls)) return false;
             break;
           default:
             move(instruction);
         }
       }
-      // Release: pairs with the acquire in has_credit() and drain(); our reads of the peers' slots are over.
-      if (stage_ == stages_ - 1) channel_.peers_[rank_].control->completed.run.store(number, std::memory_order_release);
+      // Release: pairs with the acquire in has_credit() and drain(); our reads of the peers' slots
+      // are over.
+      if (stage_ == stages_ - 1)
+        channel_.peers_[rank_].control->completed.run.store(number, std::memory_order_release);
     }
     if (++stage_ == stages_) {
       stage_ = 0;
@@ -163,7 +184,8 @@ bool Program::has_credit() {
     for (const int rank : *readers) {
       Channel::Peer& peer = channel_.peers_[static_cast<std::size_t>(rank)];
       if (peer.completed + kWindows >= number) continue;
-      peer.completed = std::max(peer.completed, peer.control->completed.run.load(std::memory_order_acquire));
+      peer.completed =
+          std::max(peer.completed, peer.control->completed.run.load(std::memory_order_acquire));
       if (peer.completed + kWindows >= number) continue;
       blocked_on_ = rank;
       return false;
@@ -173,12 +195,14 @@ bool Program::has_credit() {
   return true;
 }
 
-/// Whether all who read our `in` directly have done so: before that the caller may not have it back.
+/// Whether all who read our `in` directly have done so: before that the caller may not have it
+/// back.
 bool Program::drain() {
   for (const int rank : attached_readers_) {
     Channel::Peer& peer = channel_.peers_[static_cast<std::size_t>(rank)];
     if (peer.completed >= channel_.last_run_) continue;
-    peer.completed = std::max(peer.completed, peer.control->completed.run.load(std::memory_order_acquire));
+    peer.completed =
+        std::max(peer.completed, peer.control->completed.run.load(std::memory_order_acquire));
     if (peer.completed >= channel_.last_run_) continue;
     blocked_on_ = rank;
     return false;
@@ -196,9 +220,11 @@ bool Program::is_signalled(const Instruction& wait, int polls) {
     return false;
   }
   if (line.signature != arguments_.signature.hash) channel_.disagree(wait.peer);
-  // In program order a peer that is in run n has finished every run of earlier calls, and with s stages run n - s.
+  // In program order a peer that is in run n has finished every run of earlier calls, and with s
+  // stages run n - s.
   Channel::Peer& peer = channel_.peers_[static_cast<std::size_t>(wait.peer)];
-  peer.completed = std::max({peer.completed, first_run_ - 1, number - static_cast<std::uint64_t>(stages_)});
+  peer.completed =
+      std::max({peer.completed, first_run_ - 1, number - static_cast<std::uint64_t>(stages_)});
   return true;
 }
 
@@ -206,11 +232,14 @@ bool Program::is_signalled(const Instruction& wait, int polls) {
 inline std::byte* Program::address(const Operand& operand, int index) const {
   const int chunk = operand.chunk + index;
   const auto element = [&](std::size_t origin) {
-    return (arguments_.chunk_begin[chunk] - origin + static_cast<std::size_t>(run_) * arguments_.slice) * element_;
+    return (arguments_.chunk_begin[chunk] - origin +
+            static_cast<std::size_t>(run_) * arguments_.slice) *
+           element_;
   };
   switch (operand.buffer) {
     case Buffer::in:
-      return static_cast<std::byte*>(const_cast<void*>(arguments_.in)) + element(0);  // NOLINT: only read
+      return static_cast<std::byte*>(const_cast<void*>(arguments_.in)) +
+             element(0);  // NOLINT: only read
     case Buffer::out:
       return static_cast<std::byte*>(arguments_.out) + element(out_origin_);
     default:
@@ -220,8 +249,9 @@ inline std::byte* Program::address(const Operand& operand, int index) const {
     return operand.line[static_cast<std::ptrdiff_t>(window_) * channel_.flags_].payload +
            static_cast<std::size_t>(operand.slot_first + index) * inline_stride_;
   const Channel::Peer& peer = channel_.peers_[static_cast<std::size_t>(operand.rank)];
-  std::byte* const base = arguments_.is_large ? peer.large + static_cast<std::size_t>(window_) * kLargeBytes
-                                              : peer.small + static_cast<std::size_t>(window_) * channel_.small_bytes_;
+  std::byte* const base =
+      arguments_.is_large ? peer.large + static_cast<std::size_t>(window_) * kLargeBytes
+                          : peer.small + static_cast<std::size_t>(window_) * channel_.small_bytes_;
   return base + static_cast<std::size_t>(operand.offset + index) * stride_;
 }
 
@@ -237,14 +267,16 @@ void Program::move(const Instruction& instruction) {
     const std::size_t count = std::min(arguments_.slice, length - done);
     const Store store = to->buffer == Buffer::out ? arguments_.store : Store::shared;
     bool is_remote = false;
-    for (int i = 0; i < instruction.to_count; ++i) to_[static_cast<std::size_t>(i)] = address(to[i], index);
+    for (int i = 0; i < instruction.to_count; ++i)
+      to_[static_cast<std::size_t>(i)] = address(to[i], index);
     for (int i = 0; i < instruction.from_count; ++i) {
       is_remote = is_remote || from[i].is_remote;
       from_[static_cast<std::size_t>(i)] = address(from[i], index);
     }
     if (!is_remote) {
       if (instruction.verb == Verb::reduce)
-        kernel_(to_.data(), instruction.to_count, from_.data(), instruction.from_count, count, store);
+        kernel_(to_.data(), instruction.to_count, from_.data(), instruction.from_count, count,
+                store);
       else
         copy_bytes(to_.data(), instruction.to_count, from_[0], count * element_, store);
       continue;
@@ -257,18 +289,25 @@ void Program::move(const Instruction& instruction) {
         const std::size_t offset = (arguments_.chunk_begin[chunk] + done + at) * element_;
         if (from[i].is_remote) {
           const std::byte* base = nullptr;
-          std::memcpy(&base, from[i].line[static_cast<std::ptrdiff_t>(window_) * channel_.flags_].payload, sizeof base);
+          std::memcpy(&base,
+                      from[i].line[static_cast<std::ptrdiff_t>(window_) * channel_.flags_].payload,
+                      sizeof base);
           std::byte* const bounce = bounce_.data() + static_cast<std::size_t>(i) * kBounceBytes;
-          if (!read_process(channel_.peers_[static_cast<std::size_t>(from[i].rank)].pid, base + offset, bounce, part * element_))
-            throw Error(Code::system, "cannot read the memory of rank " + std::to_string(from[i].rank) + ": " + std::strerror(errno));
+          if (!read_process(channel_.peers_[static_cast<std::size_t>(from[i].rank)].pid,
+                            base + offset, bounce, part * element_))
+            throw Error(Code::system, "cannot read the memory of rank " +
+                                          std::to_string(from[i].rank) + ": " +
+                                          std::strerror(errno));
           from_[static_cast<std::size_t>(i)] = bounce;
         } else {
           from_[static_cast<std::size_t>(i)] = address(from[i], index) + at * element_;
         }
       }
-      for (int i = 0; i < instruction.to_count; ++i) to_[static_cast<std::size_t>(i)] = address(to[i], index) + at * element_;
+      for (int i = 0; i < instruction.to_count; ++i)
+        to_[static_cast<std::size_t>(i)] = address(to[i], index) + at * element_;
       if (instruction.verb == Verb::reduce)
-        kernel_(to_.data(), instruction.to_count, from_.data(), instruction.from_count, part, store);
+        kernel_(to_.data(), instruction.to_count, from_.data(), instruction.from_count, part,
+                store);
       else
         copy_bytes(to_.data(), instruction.to_count, from_[0], part * element_, store);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A lowered schedule as the host runs it: steps with their places in shared memory looked up. Program::advance in
-// program.cpp is the loop that everything comes down to.
+// A lowered schedule as the host runs it: steps with their places in shared memory looked up.
+// Program::advance in program.cpp is the loop that everything comes down to.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,8 @@
 
 namespace trib::host {
 
-/// Tests set it to a function that is called before every signal and wait, to shake the order of events. Normally null.
+/// Tests set it to a function that is called before every signal and wait, to shake the order of
+/// events. Normally null.
 inline void (*disturb)() = nullptr;
 
 class Program final : public trib::Program, public Operation {
@@ -20,7 +21,8 @@ class Program final : public trib::Program, public Operation {
   bool advance(int polls) override;
   int blocked_on() const override { return blocked_on_; }
   std::uint64_t position() const override {
-    return (static_cast<std::uint64_t>(tick_) << 32) + static_cast<std::uint64_t>(next_) * 8 + static_cast<std::uint64_t>(stage_);
+    return (static_cast<std::uint64_t>(tick_) << 32) + static_cast<std::uint64_t>(next_) * 8 +
+           static_cast<std::uint64_t>(stage_);
   }
 
  private:
@@ -30,19 +32,19 @@ class Program final : public trib::Program, public Operation {
     bool is_remote;  // `in` of a peer, read by cross-memory attach
     int rank;
     int chunk;
-    int slot_span;     // chunks in its slot
-    int slot_first;    // units from the slot's start to this chunk
-    int offset;        // units from the scratch's start to this chunk
-    Line* line;        // the slot's flag; for a remote `in`, the entry flag that holds its address
+    int slot_span;   // chunks in its slot
+    int slot_first;  // units from the slot's start to this chunk
+    int offset;      // units from the scratch's start to this chunk
+    Line* line;      // the slot's flag; for a remote `in`, the entry flag that holds its address
   };
   struct Instruction {
     Verb verb;
     int stage;
     int span;
     int to_count, from_count;
-    int first;      // into operands_: `to`, then `from`
-    int peer;       // wait
-    Line* line;     // signal, wait: window 0
+    int first;   // into operands_: `to`, then `from`
+    int peer;    // wait
+    Line* line;  // signal, wait: window 0
   };
 
   Operand operand(const Location& at) const;
@@ -66,18 +68,18 @@ class Program final : public trib::Program, public Operation {
   // The operation under way.
   Arguments arguments_;
   ReduceKernel kernel_ = nullptr;
-  std::size_t element_ = 0;         // bytes
-  std::size_t stride_ = 0;          // bytes of a unit in small or large scratch
-  std::size_t inline_stride_ = 0;   // bytes of a unit in a line
-  std::size_t out_origin_ = 0;      // elements before the chunk that `out` starts with
-  std::uint64_t first_run_ = 0;     // number of the operation's first run
+  std::size_t element_ = 0;        // bytes
+  std::size_t stride_ = 0;         // bytes of a unit in small or large scratch
+  std::size_t inline_stride_ = 0;  // bytes of a unit in a line
+  std::size_t out_origin_ = 0;     // elements before the chunk that `out` starts with
+  std::uint64_t first_run_ = 0;    // number of the operation's first run
   long runs_ = 0;
   long tick_ = 0;
   int stage_ = 0;
-  int next_ = 0;                    // instruction
+  int next_ = 0;  // instruction
   bool is_credited_ = false;
-  long run_ = 0;                    // of the current stage: counts from 0
-  int window_ = 0;                  // of the current run
+  long run_ = 0;    // of the current stage: counts from 0
+  int window_ = 0;  // of the current run
   int blocked_on_ = -1;
 
   // Scratch for move(): no allocation on the path of a call.

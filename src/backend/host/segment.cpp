@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How a segment comes about: rank 0 creates a file without a name, the others open it through /proc, every rank allocates
-// its own region. Where /proc/PID/fd is closed to us, a file in /dev/shm under a random name takes its place; it is
-// unlinked as soon as all have opened it.
+// How a segment comes about: rank 0 creates a file without a name, the others open it through
+// /proc, every rank allocates its own region. Where /proc/PID/fd is closed to us, a file in
+// /dev/shm under a random name takes its place; it is unlinked as soon as all have opened it.
 #include "backend/host/segment.hpp"
 
 #include <fcntl.h>
@@ -31,7 +31,7 @@ struct Offer {
   bool is_there = false;
   pid_t pid = 0;
   int fd = -1;
-  Nonce nonce{};      // also the first bytes of the segment: proves that the right file was opened
+  Nonce nonce{};       // also the first bytes of the segment: proves that the right file was opened
   char name[64] = {};  // of the file in /dev/shm; empty: memfd
 };
 
@@ -68,8 +68,8 @@ struct Segment::Mapping {
 
 namespace {
 
-// Ranks that are threads of one process use one mapping: it saves address space, and lets a thread sanitizer see that
-// they talk about the same memory.
+// Ranks that are threads of one process use one mapping: it saves address space, and lets a thread
+// sanitizer see that they talk about the same memory.
 std::mutex mappings_mutex;
 std::map<Nonce, std::weak_ptr<void>>& mappings() {
   static std::map<Nonce, std::weak_ptr<void>> map;
@@ -85,31 +85,38 @@ Segment::Mapping::~Mapping() {
 }
 
 Segment::Segment(std::shared_ptr<Mapping> mapping, std::size_t bytes_per_rank)
-    : mapping_(std::move(mapping)), base_(mapping_->base + kPage), bytes_per_rank_(bytes_per_rank) {}
+    : mapping_(std::move(mapping)),
+      base_(mapping_->base + kPage),
+      bytes_per_rank_(bytes_per_rank) {}
 
 Segment::~Segment() { budget_used -= bytes_per_rank_; }
 
-std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_per_rank, Config::Segment mode,
-                                       std::string& why) {
+std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_per_rank,
+                                       Config::Segment mode, std::string& why) {
   if (mode == Config::Segment::automatic) {
     auto segment = open(bootstrap, bytes_per_rank, Config::Segment::memfd, why);
-    return segment ? std::move(segment) : open(bootstrap, bytes_per_rank, Config::Segment::file, why);
+    return segment ? std::move(segment)
+                   : open(bootstrap, bytes_per_rank, Config::Segment::file, why);
   }
   bytes_per_rank = (bytes_per_rank + kPage - 1) / kPage * kPage;
   const int rank = bootstrap.rank(), size = bootstrap.size();
   const std::size_t total = kPage + bytes_per_rank * static_cast<std::size_t>(size);
-  const bool is_affordable = budget_used.fetch_add(bytes_per_rank) + bytes_per_rank <= kSegmentBudget;
-  std::string trouble = is_affordable ? "" : "the limit of 64 MiB of shared memory per rank is reached";
+  const bool is_affordable =
+      budget_used.fetch_add(bytes_per_rank) + bytes_per_rank <= kSegmentBudget;
+  std::string trouble =
+      is_affordable ? "" : "the limit of 64 MiB of shared memory per rank is reached";
 
   Offer mine;
   File file;
   if (rank == 0) {
-    if (::getrandom(mine.nonce.data(), sizeof mine.nonce, 0) != static_cast<ssize_t>(sizeof mine.nonce))
+    if (::getrandom(mine.nonce.data(), sizeof mine.nonce, 0) !=
+        static_cast<ssize_t>(sizeof mine.nonce))
       trouble = describe("getrandom");
     if (mode == Config::Segment::memfd) {
       file.reset(::memfd_create("tributary", MFD_CLOEXEC));
     } else {
-      std::snprintf(mine.name, sizeof mine.name, "/tributary-%016llx%016llx", static_cast<unsigned long long>(mine.nonce[0]),
+      std::snprintf(mine.name, sizeof mine.name, "/tributary-%016llx%016llx",
+                    static_cast<unsigned long long>(mine.nonce[0]),
                     static_cast<unsigned long long>(mine.nonce[1]));
       file.reset(::shm_open(mine.name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
     }
@@ -118,10 +125,12 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
     } else if (::ftruncate(file.get(), static_cast<off_t>(total)) != 0) {
       trouble = describe("ftruncate");
     } else if (const int error = ::posix_fallocate(file.get(), 0, kPage); error != 0) {
-      // posix_fallocate returns its error; without it a full file system would show as SIGBUS, later.
+      // posix_fallocate returns its error; without it a full file system would show as SIGBUS,
+      // later.
       errno = error;
       trouble = describe("cannot allocate shared memory");
-    } else if (::pwrite(file.get(), mine.nonce.data(), sizeof mine.nonce, 0) != static_cast<ssize_t>(sizeof mine.nonce)) {
+    } else if (::pwrite(file.get(), mine.nonce.data(), sizeof mine.nonce, 0) !=
+               static_cast<ssize_t>(sizeof mine.nonce)) {
       trouble = describe("cannot write to shared memory");
     } else {
       mine.is_there = true;
@@ -140,7 +149,8 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
       mapping = std::static_pointer_cast<Mapping>(found->second.lock());
     if (rank != 0) {
       if (mode == Config::Segment::memfd) {
-        const std::string path = "/proc/" + std::to_string(offer.pid) + "/fd/" + std::to_string(offer.fd);
+        const std::string path =
+            "/proc/" + std::to_string(offer.pid) + "/fd/" + std::to_string(offer.fd);
         file.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC));
       } else {
         file.reset(::shm_open(offer.name, O_RDWR | O_CLOEXEC, 0));
@@ -148,12 +158,17 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
       Nonce nonce{};
       if (file.get() < 0)
         trouble = describe("cannot open rank 0's shared memory");
-      else if (::pread(file.get(), nonce.data(), sizeof nonce, 0) != static_cast<ssize_t>(sizeof nonce) || nonce != offer.nonce)
+      else if (::pread(file.get(), nonce.data(), sizeof nonce, 0) !=
+                   static_cast<ssize_t>(sizeof nonce) ||
+               nonce != offer.nonce)
         trouble = "cannot see rank 0's shared memory: another process has its number here";
     }
     if (trouble.empty()) {
-      const auto offset = static_cast<off_t>(kPage + bytes_per_rank * static_cast<std::size_t>(rank));
-      if (const int error = ::posix_fallocate(file.get(), offset, static_cast<off_t>(bytes_per_rank)); error != 0) {
+      const auto offset =
+          static_cast<off_t>(kPage + bytes_per_rank * static_cast<std::size_t>(rank));
+      if (const int error =
+              ::posix_fallocate(file.get(), offset, static_cast<off_t>(bytes_per_rank));
+          error != 0) {
         errno = error;
         trouble = describe("cannot allocate shared memory");
       }

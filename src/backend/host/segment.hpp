@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Shared memory of the ranks of one node: one mapping with a region per rank. channel.hpp says what lies in it.
+// Shared memory of the ranks of one node: one mapping with a region per rank. channel.hpp says what
+// lies in it.
 #pragma once
 
 #include <cstddef>
@@ -16,15 +17,17 @@ inline constexpr std::size_t kSegmentBudget = 64u << 20;
 
 class Segment {
  public:
-  /// Collective. Null on all ranks alike if any of them cannot have it; `why` then says what was missing. Nobody else can open the
-  /// memory, and it vanishes with the last process that maps it, however that ends.
-  static std::unique_ptr<Segment> open(Bootstrap& bootstrap, std::size_t bytes_per_rank, Config::Segment mode,
-                                       std::string& why);
+  /// Collective. Null on all ranks alike if any of them cannot have it; `why` then says what was
+  /// missing. Nobody else can open the memory, and it vanishes with the last process that maps it,
+  /// however that ends.
+  static std::unique_ptr<Segment> open(Bootstrap& bootstrap, std::size_t bytes_per_rank,
+                                       Config::Segment mode, std::string& why);
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
-  /// The region of `rank`: zero at first, aligned to a page, allocated near the processor that opened it.
+  /// The region of `rank`: zero at first, aligned to a page, allocated near the processor that
+  /// opened it.
   std::byte* of(int rank) const { return base_ + static_cast<std::size_t>(rank) * bytes_per_rank_; }
   std::size_t bytes_per_rank() const { return bytes_per_rank_; }
 

@@ -434,9 +434,10 @@ struct Reduction {
                                        int from_count, std::size_t count, Store store) {
     alignas(kLine) Bytes sums[kBlock * sizeof(Accumulator)];
     alignas(kLine) Bytes rounded[kBlock * sizeof(T)];
-    // The last fold can go where the result belongs, unless that is better filled by whole lines: streamed, or in scratch
-    // whose lines are in a peer's cache. Block copies (`rep movsb` in the C library) claim such lines without fetching
-    // them; plain stores fetch each one first: 22 us rather than 6 for 128 KiB (AMD Zen 5, cores without a common cache).
+    // The last fold can go where the result belongs, unless that is better filled by whole lines:
+    // streamed, or in scratch whose lines are in a peer's cache. Block copies (`rep movsb` in the C
+    // library) claim such lines without fetching them; plain stores fetch each one first: 22 us
+    // rather than 6 for 128 KiB (AMD Zen 5, cores without a common cache).
     const bool is_direct = to_count == 1 && store == Store::cached;
     const bool is_streamed = store == Store::stream;
     std::size_t part = kBlock;
