@@ -155,8 +155,9 @@ void Communicator::wait_slowly(Step&& step, Position&& position) {
       try {
         channel_->check_alive(peer);
       } catch (const Error&) {
-        if (step(polls) == -2) return;  // it did its part before it left
-        throw;
+        const int still = step(polls);
+        if (still == -2) return;
+        if (still == peer) throw;  // otherwise it did its part before it left
       }
     }
   }
@@ -271,6 +272,9 @@ void Communicator::set_program(Plan& plan) {
     std::strcpy(automatic.algorithm, "auto");
     plan.choice = select(key, automatic);
     plan.loaded = &load();
+    if (std::max(fit(false), cache_->is_without_data ? 0 : fit(true)) < element)
+      throw Error(Code::internal,
+                  "no room in shared memory for " + std::string(plan.choice.algorithm->name));
   }
 
   const auto chunks = static_cast<std::size_t>(plan.loaded->schedule.chunks);
@@ -339,6 +343,7 @@ std::uint64_t node_identity() {
 }
 
 struct Introduction {
+  bool is_ready;  // the backends could be loaded
   std::uint64_t node;
   cpu_set_t cores;
   Config config;
@@ -357,6 +362,13 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
     return;
   }
   Introduction mine{};
+  // What may fail on this rank alone must fail before the others wait for it.
+  std::string why;
+  try {
+    mine.is_ready = !backends().empty();
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
   mine.node = node_identity();
   if (::sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0)
     std::memset(&mine.cores, 0xff, sizeof mine.cores);
@@ -385,7 +397,13 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
     return;
   }
   select(Key{}, config_);  // a wrong TRIB_ALGORITHM shows here, on all ranks
-  std::string why;
+  if (!std::all_of(all.begin(), all.end(),
+                   [](const Introduction& other) { return other.is_ready; })) {
+    declined_ = Decline::no_memory;
+    log_once(Config::Log::warn, "all reductions are left to the MPI: " +
+                                    (why.empty() ? "another rank has no backend" : why));
+    return;
+  }
   channel_ = backends()[0]->open(*bootstrap_, config_, why);
   if (!channel_) {
     declined_ = Decline::no_memory;

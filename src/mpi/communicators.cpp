@@ -50,7 +50,7 @@ struct Settings {
 };
 
 const Settings& read_settings_once() {
-  static const Settings settings = [] {
+  static const Settings& settings = *new Settings([] {
     Settings result;
     try {
       result.config = read_config();
@@ -61,7 +61,8 @@ const Settings& read_settings_once() {
     if (is_world_running()) library().Comm_rank(MPI_COMM_WORLD, &rank);
     set_log(result.config.log, rank);
     return result;
-  }();
+  }());
+
   return settings;
 }
 

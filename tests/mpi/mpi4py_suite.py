@@ -31,7 +31,11 @@ def source(folder: Path, version: str) -> Path | None:
                 print(fetched.stdout, fetched.stderr)
                 return None
         with tarfile.open(archive) as file:
-            file.extractall(folder, filter="data")
+            # Debian 12's Python 3.11.2 has no filters yet.
+            if hasattr(tarfile, "data_filter"):
+                file.extractall(folder, filter="data")
+            else:
+                file.extractall(folder)
     return root
 
 

@@ -3,14 +3,15 @@
 // peers.
 #include "backend/host/channel.hpp"
 
+#include <fcntl.h>
 #include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 
 #include "backend/host/attach.hpp"
@@ -23,22 +24,39 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) {
   return (value + to - 1) / to * to;
 }
 
-/// When the process was started, in clock ticks since boot; 0 if it cannot be seen or is no more
-/// than a zombie.
-std::uint64_t start_time(int pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string text;
-  if (!std::getline(file, text)) return 0;
-  const auto name_end =
-      text.rfind(')');  // the name may hold anything, spaces and parentheses included
-  if (name_end == std::string::npos) return 0;
-  std::istringstream rest(text.substr(name_end + 1));
-  std::string field;
-  for (int number = 3; number <= 22 && rest >> field; ++number) {
-    if (number == 3 && (field == "Z" || field == "X")) return 0;
-    if (number == 22) return std::stoull(field);
+/// Whether a process is there, and since when.
+struct Process {
+  enum { unknown, gone, alive } state = unknown;
+  std::uint64_t start_time = 0;  ///< in clock ticks since boot
+};
+
+/// `unknown` whatever keeps us from seeing: a process that has no file descriptors left, say, must
+/// not take its peers for dead.
+Process look_at(int pid) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return {errno == ENOENT ? Process::gone : Process::unknown, 0};
+  char text[1024];
+  const ssize_t length = ::read(file, text, sizeof text - 1);
+  const int error = errno;
+  ::close(file);
+  if (length <= 0) return {length < 0 && error == ESRCH ? Process::gone : Process::unknown, 0};
+  text[length] = '\0';
+  const char* const name_end =
+      std::strrchr(text, ')');  // the name may hold anything, spaces and parentheses included
+  if (name_end == nullptr) return {};
+  std::istringstream rest(name_end + 1);
+  std::string state, field;
+  std::uint64_t threads = 0, start = 0;
+  rest >> state;
+  for (int number = 4; number <= 22 && rest >> field; ++number) {
+    if (number == 20) threads = std::strtoull(field.c_str(), nullptr, 10);
+    if (number == 22) start = std::strtoull(field.c_str(), nullptr, 10);
   }
-  return 0;
+  if (start == 0) return {};
+  // A process whose main thread has ended while others go on is shown as a zombie, too.
+  const bool is_dead = state == "X" || (state == "Z" && threads <= 1);
+  return {is_dead ? Process::gone : Process::alive, start};
 }
 
 std::string describe(const Signature& signature) {
@@ -95,7 +113,7 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     std::uint64_t start_time, nonce;
     const void* nonce_at;
   };
-  Hello mine{::getpid(), start_time(::getpid()), 0, &channel->current_.hash};
+  Hello mine{::getpid(), look_at(::getpid()).start_time, 0, &channel->current_.hash};
   if (::getrandom(&mine.nonce, sizeof mine.nonce, 0) != static_cast<ssize_t>(sizeof mine.nonce))
     mine.nonce = 0;
   channel->current_.hash = mine.nonce;
@@ -114,7 +132,7 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     peer.pid = all[rank].pid;
     peer.start_time = all[rank].start_time;
     channel->can_see_processes_ = channel->can_see_processes_ && peer.start_time != 0 &&
-                                  start_time(peer.pid) == peer.start_time;
+                                  look_at(peer.pid).start_time == peer.start_time;
     // The nonce shows that the number means that very process: in a container it may mean another
     // one.
     std::uint64_t seen = 0;
@@ -157,6 +175,7 @@ void Channel::announce(const Signature& signature) {
   const std::uint64_t call = current_.call + 1;
   current_ = signature;
   current_.call = call;
+  suspect_ = -1;  // what was seen in another call proves nothing in this one
   Control& own = *peers_[rank_].control;
   Record& record = own.history[call % kHistory];
   record.call.store(0, std::memory_order_relaxed);
@@ -206,6 +225,9 @@ int Channel::missing() {
       missing = peer;
     } else {
       compare(peer);
+      // All meet here: nobody can be in a later call, unless it was in another kind of call in
+      // between.
+      if (state.call.load(std::memory_order_acquire) > current_.call) disagree(peer);
     }
   }
   return missing;
@@ -237,7 +259,9 @@ void Channel::diagnose(int blocked_on, std::uint64_t position) {
 void Channel::check_alive(int blocked_on) {
   if (!can_see_processes_ || blocked_on < 0) return;
   const Peer& peer = peers_[blocked_on];
-  if (start_time(peer.pid) != peer.start_time)
+  const Process process = look_at(peer.pid);
+  if (process.state == Process::gone ||
+      (process.state == Process::alive && process.start_time != peer.start_time))
     throw Error(Code::peer, "rank " + std::to_string(blocked_on) + " (process " +
                                 std::to_string(peer.pid) + ") is gone");
 }

@@ -30,6 +30,6 @@ extern "C" __attribute__((visibility("default"))) void trib_backend_host_disturb
 }
 
 extern "C" __attribute__((visibility("default"))) trib::Backend* trib_backend() {
-  static trib::host::Host host;
-  return &host;
+  static auto* const host = new trib::host::Host;  // never destroyed: MPI may end very late
+  return host;
 }

@@ -140,8 +140,11 @@ bool Program::advance(int polls) {
               disturb();
             Line& line = instruction.line[line_offset];
             line.signature = arguments_.signature.hash;
-            if (instruction.span == 0)
+            if (instruction.span == 0) {
               std::memcpy(line.payload, &arguments_.in, sizeof arguments_.in);
+              store_fence();  // peers read `in` itself, which the program may have written by
+                              // streamed stores
+            }
             // Release: pairs with the acquire in is_signalled(); the slot's payload comes with it.
             line.run.store(number, std::memory_order_release);
             break;
@@ -298,6 +301,10 @@ void Program::move(const Instruction& instruction) {
             throw Error(Code::system, "cannot read the memory of rank " +
                                           std::to_string(from[i].rank) + ": " +
                                           std::strerror(errno));
+          // A peer that failed has left the call: its caller may have changed what we just read.
+          if (channel_.peers_[static_cast<std::size_t>(from[i].rank)].control->state.failed.load(
+                  std::memory_order_acquire) != 0)
+            channel_.diagnose(from[i].rank, position());
           from_[static_cast<std::size_t>(i)] = bounce;
         } else {
           from_[static_cast<std::size_t>(i)] = address(from[i], index) + at * element_;

@@ -39,6 +39,15 @@ std::atomic<std::size_t> budget_used{0};
 
 std::string describe(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
+/// Takes the memory for real: without that a full file system would show as SIGBUS, later. Returns
+/// the error, like posix_fallocate, which a signal may interrupt.
+int allocate(int fd, off_t offset, off_t bytes) {
+  int error = EINTR;
+  for (int attempt = 0; attempt < 100 && error == EINTR; ++attempt)
+    error = ::posix_fallocate(fd, offset, bytes);
+  return error;
+}
+
 class File {
  public:
   explicit File(int fd = -1) : fd_(fd) {}
@@ -72,7 +81,8 @@ namespace {
 // sanitizer see that they talk about the same memory.
 std::mutex mappings_mutex;
 std::map<Nonce, std::weak_ptr<void>>& mappings() {
-  static std::map<Nonce, std::weak_ptr<void>> map;
+  // Never destroyed: a program may end its MPI from a destructor that runs after ours would.
+  static auto& map = *new std::map<Nonce, std::weak_ptr<void>>;
   return map;
 }
 
@@ -124,9 +134,7 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
       trouble = describe(mode == Config::Segment::memfd ? "memfd_create" : "shm_open");
     } else if (::ftruncate(file.get(), static_cast<off_t>(total)) != 0) {
       trouble = describe("ftruncate");
-    } else if (const int error = ::posix_fallocate(file.get(), 0, kPage); error != 0) {
-      // posix_fallocate returns its error; without it a full file system would show as SIGBUS,
-      // later.
+    } else if (const int error = allocate(file.get(), 0, kPage); error != 0) {
       errno = error;
       trouble = describe("cannot allocate shared memory");
     } else if (::pwrite(file.get(), mine.nonce.data(), sizeof mine.nonce, 0) !=
@@ -166,8 +174,7 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
     if (trouble.empty()) {
       const auto offset =
           static_cast<off_t>(kPage + bytes_per_rank * static_cast<std::size_t>(rank));
-      if (const int error =
-              ::posix_fallocate(file.get(), offset, static_cast<off_t>(bytes_per_rank));
+      if (const int error = allocate(file.get(), offset, static_cast<off_t>(bytes_per_rank));
           error != 0) {
         errno = error;
         trouble = describe("cannot allocate shared memory");
@@ -194,7 +201,7 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
   std::strncpy(outcome.why, trouble.c_str(), sizeof outcome.why - 1);
   std::vector<Outcome> outcomes(static_cast<std::size_t>(size));
   bootstrap.exchange(&outcome, outcomes.data(), sizeof outcome);
-  if (rank == 0 && mine.name[0] != '\0' && mine.is_there) ::shm_unlink(mine.name);
+  if (rank == 0 && mine.name[0] != '\0' && file.get() >= 0) ::shm_unlink(mine.name);
   for (const Outcome& other : outcomes) {
     if (other.is_fine) continue;
     if (other.why[0] != '\0') why = other.why;
