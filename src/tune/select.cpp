@@ -30,7 +30,7 @@ constexpr std::size_t kSliceBytes = 256 * KiB;
 // of 64 cores.
 // clang-format off
 constexpr Row kAllreduce[] = {
-    {2,    64 * KiB,  "one_shot"},
+    {2,    512 * KiB, "one_shot"},
     {8,    256,       "one_shot"},
     {4,    1 * KiB,   "one_shot"},
     {16,   64,        "one_shot"},
@@ -61,7 +61,7 @@ constexpr Row kReduceScatter[] = {
 };
 // TRIB_DETERMINISM=order: rows whose owners fold everything in rank order.
 constexpr Row kOrdered[] = {
-    {2,    64 * KiB,  "one_shot"},
+    {2,    512 * KiB, "one_shot"},
     {8,    4 * KiB,   "one_shot"},
     {kAny, 512,       "one_shot"},
     {kAny, kAll,      "two_shot"},

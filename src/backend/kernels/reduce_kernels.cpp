@@ -319,6 +319,9 @@ using Vector = __m512i;
 [[gnu::always_inline]] inline void stream_vector(Bytes* to, Vector value) {
   _mm512_stream_si512(reinterpret_cast<__m512i*>(to), value);
 }
+[[gnu::always_inline]] inline void store_vector(Bytes* to, Vector value) {
+  _mm512_storeu_si512(to, value);
+}
 #elif defined __AVX2__
 using Vector = __m256i;
 [[gnu::always_inline]] inline Vector load_vector(const Bytes* from) {
@@ -326,6 +329,9 @@ using Vector = __m256i;
 }
 [[gnu::always_inline]] inline void stream_vector(Bytes* to, Vector value) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(to), value);
+}
+[[gnu::always_inline]] inline void store_vector(Bytes* to, Vector value) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value);
 }
 #elif defined __SSE2__
 using Vector = __m128i;
@@ -335,6 +341,9 @@ using Vector = __m128i;
 [[gnu::always_inline]] inline void stream_vector(Bytes* to, Vector value) {
   _mm_stream_si128(reinterpret_cast<__m128i*>(to), value);
 }
+[[gnu::always_inline]] inline void store_vector(Bytes* to, Vector value) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), value);
+}
 #endif
 
 constexpr std::size_t kLine = 64;  // of a cache: the unit that a streamed store should fill at once
@@ -343,9 +352,10 @@ constexpr std::size_t kLine = 64;  // of a cache: the unit that a streamed store
   return -reinterpret_cast<std::uintptr_t>(address) % kLine;
 }
 
-/// memmove (for overlap from below) past the caches. The lines at both ends, where `to` is not
-/// aligned, are cached.
-[[gnu::noinline]] void stream_bytes(Bytes* to, const Bytes* from, std::size_t bytes) {
+/// memmove (for overlap from below) by vectors, past the caches or not. Streamed, the lines at both
+/// ends, where `to` is not aligned, are cached all the same.
+template <bool is_streamed>
+[[gnu::noinline]] void move_lines(Bytes* to, const Bytes* from, std::size_t bytes) {
 #ifdef __SSE2__
   const std::size_t head = bytes_to_next_line(to);
   if (bytes >= head + kLine) {
@@ -357,7 +367,12 @@ constexpr std::size_t kLine = 64;  // of a cache: the unit that a streamed store
 #pragma GCC unroll 4
       for (int k = 0; k < kVectors; ++k) line[k] = load_vector(from + i + k * sizeof(Vector));
 #pragma GCC unroll 4
-      for (int k = 0; k < kVectors; ++k) stream_vector(to + i + k * sizeof(Vector), line[k]);
+      for (int k = 0; k < kVectors; ++k) {
+        if constexpr (is_streamed)
+          stream_vector(to + i + k * sizeof(Vector), line[k]);
+        else
+          store_vector(to + i + k * sizeof(Vector), line[k]);
+      }
     }
     to += i;
     from += i;
@@ -373,7 +388,7 @@ constexpr std::size_t kStreamBytes = 4096;
 [[gnu::always_inline]] inline void put(Bytes* to, const Bytes* from, std::size_t bytes,
                                        bool is_streamed) {
   if (is_streamed) {
-    stream_bytes(to, from, bytes);
+    move_lines<true>(to, from, bytes);
   } else {
     std::memmove(to, from, bytes);
   }
@@ -383,7 +398,11 @@ void copy(void* const* to, int to_count, const void* from, std::size_t bytes, St
   if (bytes == 0) return;  // pointers may be null
   const bool is_streamed = store == Store::stream && bytes >= kStreamBytes;
   if (to_count == 1) {
-    if (to[0] != from)
+    // To a result, from scratch that a peer has just written: loads by vectors fetch such lines
+    // faster than `rep movsb`.
+    if (to[0] != from && store == Store::cached && bytes >= kStreamBytes)
+      move_lines<false>(static_cast<Bytes*>(to[0]), static_cast<const Bytes*>(from), bytes);
+    else if (to[0] != from)
       put(static_cast<Bytes*>(to[0]), static_cast<const Bytes*>(from), bytes, is_streamed);
     return;
   }
