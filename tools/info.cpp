@@ -46,8 +46,11 @@ ordered_json algorithms() {
 
 ordered_json backends() {
   ordered_json rows = ordered_json::array();
-  for (trib::Backend* backend : trib::backends())
-    rows.push_back({{"name", backend->name()}, {"description", backend->describe()}});
+  const auto add = [&](const trib::Backend& backend) {
+    rows.push_back({{"name", backend.name()}, {"description", backend.describe()}});
+  };
+  add(trib::host_backend());
+  if (const trib::Backend* const device = trib::device_backend()) add(*device);
   return rows;
 }
 

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The C API of Tributary. Programs need it only for what MPI itself does not offer; reductions
- * through MPI need no change at all. Link libtributary_mpich, libtributary_openmpi or
- * libtributary_abi (before the MPI library), or look the functions up with dlsym(RTLD_DEFAULT,
- * ...), which finds them where the library is preloaded.
+ * The C API of Tributary. Programs need it only for what MPI itself does not offer: reductions on a
+ * CUDA stream, and two data types. Reductions through MPI need no change at all.
+ *
+ * Link libtributary (the stream-ordered part, no MPI needed) or libtributary_mpich,
+ * libtributary_openmpi or libtributary_abi (all of it; before the MPI library), or look the
+ * functions up with dlsym(RTLD_DEFAULT, ...), which finds them where the library is preloaded.
  */
 #ifndef TRIBUTARY_H
 #define TRIBUTARY_H
+
+#include <stddef.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -15,7 +19,123 @@ extern "C" {
 /* "0.1.0" */
 const char* trib_version(void);
 
-/* The following need mpi.h, included before this file. */
+/* ------------------------------------------------------------------------------------ results */
+
+typedef enum {
+  TRIB_SUCCESS = 0,
+  TRIB_ERROR_ARGUMENT = 1,    /* a wrong argument or setting, or ranks that disagree */
+  TRIB_ERROR_TIMEOUT = 2,     /* a peer did not arrive in time */
+  TRIB_ERROR_PEER = 3,        /* a peer failed or died */
+  TRIB_ERROR_UNUSABLE = 4,    /* an earlier failure or trib_comm_abort left the communicator unusable */
+  TRIB_ERROR_SYSTEM = 5,      /* the operating system refused something */
+  TRIB_ERROR_DEVICE = 6,      /* the GPU or its driver failed, or is missing */
+  TRIB_ERROR_INTERNAL = 7,    /* a bug in Tributary */
+  TRIB_ERROR_UNSUPPORTED = 8  /* the operator is not defined on the type, the ranks' layout is not served */
+} trib_result;
+
+/* "ranks disagree, or ..." for a code. Never null. */
+const char* trib_result_text(trib_result result);
+
+/* What the last function of this API that failed in this thread had to say; "" if none did. Valid
+ * until the thread's next call of this API. */
+const char* trib_last_error(void);
+
+/* -------------------------------------------------------------------------- types and operators */
+
+typedef enum {
+  TRIB_INT8, TRIB_INT16, TRIB_INT32, TRIB_INT64,
+  TRIB_UINT8, TRIB_UINT16, TRIB_UINT32, TRIB_UINT64,
+  TRIB_FLOAT16,   /* IEEE binary16; computed in float, as the next three are */
+  TRIB_BFLOAT16,
+  TRIB_FLOAT8_E4M3, /* OCP 8-bit: 4 exponent bits, no infinities, saturates at 448 */
+  TRIB_FLOAT8_E5M2, /* OCP 8-bit: 5 exponent bits, with infinities */
+  TRIB_FLOAT32, TRIB_FLOAT64,
+  TRIB_COMPLEX64,   /* two floats */
+  TRIB_COMPLEX128   /* two doubles */
+} trib_dtype;
+
+typedef enum {
+  TRIB_SUM, TRIB_PROD, TRIB_MAX, TRIB_MIN,
+  TRIB_LAND, TRIB_LOR, TRIB_LXOR, /* integers; the result is 0 or 1 */
+  TRIB_BAND, TRIB_BOR, TRIB_BXOR  /* integers */
+} trib_op;
+
+/* --------------------------------------------------------------------------------- communicators */
+
+typedef struct trib_comm trib_comm;
+
+/* A CUDA stream (cudaStream_t, CUstream); null: the legacy default stream. */
+typedef void* trib_stream;
+
+/* An allgather that the caller supplies: `all` receives `bytes` bytes from each rank, in rank order.
+ * Called by all ranks in the same order, only from within trib_comm_create and trib_comm_destroy.
+ * Returns 0 on success. */
+typedef int (*trib_exchange)(void* context, const void* mine, void* all, size_t bytes);
+
+/* Collective. The communicator uses the calling thread's current CUDA context, whose device must not
+ * be another rank's too. One process or many; all ranks on one machine. */
+trib_result trib_comm_create(trib_comm** comm, int rank, int size, trib_exchange exchange,
+                             void* context);
+
+/* Waits for the operations that were enqueued. Collective, unless the communicator failed. */
+trib_result trib_comm_destroy(trib_comm* comm);
+
+/* Ends what runs on the device and makes the communicator unusable here and, soon, at the peers. Any
+ * thread. What was enqueued completes without results. */
+trib_result trib_comm_abort(trib_comm* comm);
+
+/* Whether anything went wrong since creation, on the device or at a peer: never blocks. *error is
+ * TRIB_SUCCESS or the first failure; trib_last_error() then describes it. */
+trib_result trib_comm_query(trib_comm* comm, trib_result* error);
+
+int trib_comm_rank(const trib_comm* comm);
+int trib_comm_size(const trib_comm* comm);
+
+/* ------------------------------------------------------------------- reductions on a CUDA stream
+ *
+ * Each returns once the work is enqueued on `stream`; buffers may be used again when the stream has
+ * passed it. Buffers: anything that the rank's GPU can reach (cudaMalloc, pools, managed, pinned
+ * host memory), each element aligned to its size. `in` == `out` reduces in place. Ranks enqueue the
+ * same calls on a communicator in the same order. May be captured into a CUDA graph and replayed;
+ * all ranks then replay alike. Errors that show at once are returned; those of the device or of
+ * peers by trib_comm_query.
+ *
+ * All ranks receive the same bits, and the same in every run on the same layout. */
+
+/* count elements in `in` and `out`. */
+trib_result trib_allreduce(const void* in, void* out, size_t count, trib_dtype dtype, trib_op op,
+                           trib_comm* comm, trib_stream stream);
+
+/* count elements in `in` and, at the root, in `out` (ignored elsewhere). */
+trib_result trib_reduce(const void* in, void* out, size_t count, trib_dtype dtype, trib_op op,
+                        int root, trib_comm* comm, trib_stream stream);
+
+/* counts[r] elements go to rank r: `in` has their sum, `out` has counts[rank]. In place: `out` is
+ * `in`; the result comes to its front. */
+trib_result trib_reduce_scatter(const void* in, void* out, const size_t* counts, trib_dtype dtype,
+                                trib_op op, trib_comm* comm, trib_stream stream);
+
+/* count elements go to each rank: `in` has size * count, `out` has count. */
+trib_result trib_reduce_scatter_block(const void* in, void* out, size_t count, trib_dtype dtype,
+                                      trib_op op, trib_comm* comm, trib_stream stream);
+
+/* count elements from each rank: `out` has size * count, in rank order. In place: `in` is rank's
+ * part of `out`. */
+trib_result trib_allgather(const void* in, void* out, size_t count, trib_dtype dtype,
+                           trib_comm* comm, trib_stream stream);
+
+/* count elements from the root's `in` to every rank's `out` (the root's may be its `in`). `in` is
+ * ignored elsewhere. */
+trib_result trib_broadcast(const void* in, void* out, size_t count, trib_dtype dtype, int root,
+                           trib_comm* comm, trib_stream stream);
+
+/* Optional: prepares [buffer, buffer + bytes), an allocation or a part of one, so that large
+ * operations on it need one copy less. Collective: all ranks register in the same order (any
+ * buffers, any sizes). A buffer must be deregistered before it is freed. Not while capturing. */
+trib_result trib_register(trib_comm* comm, void* buffer, size_t bytes, void** handle);
+trib_result trib_deregister(trib_comm* comm, void* handle);
+
+/* ------------------------------------------------------------ with MPI: include mpi.h before this */
 #ifdef MPI_VERSION
 
 /* "half" (IEEE binary16) or "bfloat16": a committed MPI datatype of two bytes. MPI_SUM, MPI_PROD,

@@ -6,8 +6,10 @@ import datetime
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,9 @@ from tributary import mpi, plot, tree
 from tributary.errors import UserError
 
 COLLECTIVES = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")
+MEMORIES = ("host", "cuda")
+MODES = ("blocking", "stream", "graph")
+COMPARED = ("mpi", "nccl")  # what Tributary can be compared with
 
 
 @dataclass(frozen=True)
@@ -43,23 +48,47 @@ class Result:
     bytes: int
     tributary: Side | None
     mpi: Side | None
+    nccl: Side | None = None
+    memory: str = "host"
+    mode: str = "blocking"
+
+    @property
+    def compared(self) -> dict[str, Side]:
+        """The other libraries, by their names in COMPARED."""
+        sides = {"mpi": self.mpi, "nccl": self.nccl}
+        return {name: side for name, side in sides.items() if side}
+
+    def ratios_to(self, other: str) -> tuple[float, ...]:
+        """The other library's time / Tributary's, per repeat: above 1, Tributary is faster."""
+        side = self.compared.get(other)
+        if self.tributary is None or side is None:
+            return ()
+        return tuple(a / b for a, b in zip(side.times_us, self.tributary.times_us, strict=True))
+
+    def ratio_to(self, other: str) -> float | None:
+        """Median of the ratios."""
+        ratios = self.ratios_to(other)
+        return statistics.median(ratios) if ratios else None
+
+    def passes_against(self, other: str) -> bool | None:
+        """Whether Tributary is at least as fast, or the interval touches 1."""
+        ratios = self.ratios_to(other)
+        return max(ratios) >= 1 if ratios else None
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """MPI's time / Tributary's, per repeat: above 1, Tributary is faster."""
-        if self.tributary is None or self.mpi is None:
-            return ()
-        return tuple(a / b for a, b in zip(self.mpi.times_us, self.tributary.times_us, strict=True))
+        """The ratios to the MPI."""
+        return self.ratios_to("mpi")
 
     @property
     def ratio(self) -> float | None:
-        """Median of the ratios."""
-        return statistics.median(self.ratios) if self.ratios else None
+        """The ratio to the MPI."""
+        return self.ratio_to("mpi")
 
     @property
     def passes(self) -> bool | None:
-        """Whether Tributary is at least as fast, or the interval touches 1."""
-        return max(self.ratios) >= 1 if self.ratios else None
+        """Whether Tributary passes against the MPI."""
+        return self.passes_against("mpi")
 
     def algbw(self, side: Side) -> float:
         """GB/s: bytes of the vector over time."""
@@ -72,6 +101,7 @@ class Result:
 
     def rows(self) -> list[dict[str, Any]]:
         """For the JSON file: one row per library."""
+        where = {} if self.memory == "host" else {"memory": self.memory, "mode": self.mode}
         return [
             {
                 "collective": self.collective,
@@ -83,8 +113,9 @@ class Result:
                 "algbw_GBps": round(self.algbw(side), 4),
                 "busbw_GBps": round(self.busbw(side), 4),
                 "wrong": side.wrong,
+                **where,
             }
-            for side in (self.tributary, self.mpi)
+            for side in (self.tributary, *self.compared.values())
             if side
         ]
 
@@ -106,6 +137,28 @@ class Job:
     batch_ms: float = 25
     launcher: str | None = None
     settings: dict[str, str] = field(default_factory=dict)
+    memory: str = "host"
+    mode: str = "blocking"
+    burst: int | None = None  # operations per synchronisation; None: the native benchmark's choice
+    nccl: str | None = None  # its file; None: wherever it is found
+    is_mpi_gpu_aware: bool = False
+
+    def arguments(self) -> list[str]:
+        """For the native benchmark."""
+        words = [
+            *(self.collective, "--sizes", ",".join(map(str, self.sizes))),
+            *("--dtype", self.dtype, "--op", self.op, "--root", str(self.root)),
+            *("--compare", self.compare, "--check", str(int(self.check))),
+            *("--repeats", str(self.repeats), "--batch-ms", str(self.batch_ms)),
+        ]
+        if self.memory != "host":
+            words += ["--memory", self.memory, "--mode", self.mode]
+            words += ["--mpi-gpu-aware", str(int(self.is_mpi_gpu_aware))]
+            if self.burst:
+                words += ["--burst", str(self.burst)]
+            if "nccl" in self.compare.split(","):
+                words += ["--nccl", self.nccl or ":".join(nccl_files())]
+        return words
 
 
 @dataclass
@@ -122,6 +175,17 @@ class Measurement:
     def mpi_title(self) -> str:
         """Such as "MPICH 5.0.2"."""
         return mpi_title(self.begin.get("mpi", ""))
+
+    @property
+    def nccl_title(self) -> str:
+        """Such as "NCCL 2.28.9"."""
+        return f"NCCL {self.begin.get('nccl', '')}".strip()
+
+    @property
+    def gpus_title(self) -> str:
+        """Such as "4 x NVIDIA H200"; "" for host memory."""
+        gpus: dict[str, int] = self.begin.get("gpus", {})
+        return ", ".join(f"{count} x {name}" for name, count in gpus.items())
 
     @property
     def wrong(self) -> int:
@@ -153,6 +217,25 @@ def default_mpi() -> str:
     )
 
 
+def nccl_files() -> list[str]:
+    """Where NCCL may be, best first: wherever the loader finds it, then in a Python's packages (PyTorch brings it)."""
+    folders = [Path(folder) for folder in sys.path if folder]
+    if python := shutil.which("python3"):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(
+                [python, "-c", "import sys; print(*sys.path, sep='\\n')"],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=True,
+                stdin=subprocess.DEVNULL,
+            )
+            folders += [Path(folder) for folder in done.stdout.splitlines() if folder]
+    files = [folder / "nvidia/nccl/lib/libnccl.so.2" for folder in folders]
+    found = [str(file) for file in files if file.is_file()]
+    return ["libnccl.so.2", *dict.fromkeys(found)]
+
+
 def _program(name: str) -> Path:
     abi = tree.ABI_OF[name]
     path = tree.program(f"trib-bench-{abi}")
@@ -170,17 +253,7 @@ def measure(job: Job, measurement: Measurement) -> Iterator[Result]:
     abi = tree.ABI_OF[job.mpi]
     has_preload = tree.preload_library(abi) is not None
     plan = mpi.plan(program, job.ranks, job.mpi, job.launcher, job.settings, preload=has_preload)
-    argv = plan.argv(
-        [
-            str(program),
-            job.collective,
-            "--sizes",
-            ",".join(map(str, job.sizes)),
-            *("--dtype", job.dtype, "--op", job.op, "--root", str(job.root)),
-            *("--compare", job.compare, "--check", str(int(job.check))),
-            *("--repeats", str(job.repeats), "--batch-ms", str(job.batch_ms)),
-        ]
-    )
+    argv = plan.argv([str(program), *job.arguments()])
     measurement.command = argv
     process = subprocess.Popen(
         argv,
@@ -191,6 +264,7 @@ def measure(job: Job, measurement: Measurement) -> Iterator[Result]:
     )
     assert process.stdout is not None
     ends = 0
+    problem = ""
     try:
         for text in process.stdout:
             try:
@@ -202,10 +276,12 @@ def measure(job: Job, measurement: Measurement) -> Iterator[Result]:
                 measurement.begin = line
             elif line["type"] == "note":
                 measurement.notes.append(line["text"].strip())
+            elif line["type"] == "error":
+                problem = line["text"]
             elif line["type"] == "end":
                 ends += 1
             elif line["type"] == "row":
-                result = _result(line, measurement.begin, plan.vendor)
+                result = read_result(line, measurement.begin, plan.vendor)
                 measurement.results.append(result)
                 yield result
     finally:
@@ -213,16 +289,25 @@ def measure(job: Job, measurement: Measurement) -> Iterator[Result]:
             if process.poll() is None and ends == 0:
                 process.terminate()
         status = process.wait()
+    if problem:
+        raise UserError(problem)
     if status != 0 or ends == 0:
         raise UserError(f"the benchmark ended with status {status}: {' '.join(argv)}")
 
 
-def _result(line: dict[str, Any], begin: dict[str, Any], vendor: str) -> Result:
+def read_result(line: dict[str, Any], begin: dict[str, Any], vendor: str) -> Result:
+    """A line of type "row"; `begin` is the job's first one, `vendor` the MPI's."""
+
     def side(name: str, library: str) -> Side | None:
         data = line["sides"].get(name)
         if data is None:
             return None
-        return Side(library, data["algorithm"], tuple(data["time_us"]), data["wrong"])
+        return Side(
+            data.get("library", library),
+            data["algorithm"],
+            tuple(data["time_us"]),
+            data["wrong"],
+        )
 
     return Result(
         line["collective"],
@@ -230,6 +315,9 @@ def _result(line: dict[str, Any], begin: dict[str, Any], vendor: str) -> Result:
         line["bytes"],
         side("tributary", "tributary"),
         side("mpi", vendor),
+        side("nccl", "nccl"),
+        begin.get("memory", "host"),
+        begin.get("mode", "blocking"),
     )
 
 
@@ -242,6 +330,9 @@ def environment(measurement: Measurement) -> dict[str, Any]:
                 model = line.split(":", 1)[1].strip()
                 break
     begin = measurement.begin
+    # Only with GPU buffers; nccl_settings: the variables NCCL_...
+    of_gpus = ("memory", "mode", "operations_per_sync", "gpus", "driver", "cuda")
+    of_nccl = ("nccl", "nccl_library", "nccl_settings")
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
@@ -259,6 +350,20 @@ def environment(measurement: Measurement) -> dict[str, Any]:
         "repeats": begin.get("repeats"),
         "settings": measurement.job.settings,
         "command": " ".join(measurement.command),
+        **{key: begin[key] for key in (*of_gpus, *of_nccl) if key in begin},
+    }
+
+
+def _ratio_row(result: Result, other: str) -> dict[str, Any]:
+    ratios = result.ratios_to(other)
+    library = {} if result.memory == "host" else {"library": result.compared[other].library}
+    return {
+        "collective": result.collective,
+        **library,
+        "bytes": result.bytes,
+        "ratio": round(statistics.median(ratios), 4),
+        "low": round(min(ratios), 4),
+        "high": round(max(ratios), 4),
     }
 
 
@@ -268,15 +373,10 @@ def document(measurement: Measurement) -> dict[str, Any]:
         "environment": environment(measurement),
         "rows": [row for result in measurement.results for row in result.rows()],
         "ratios": [
-            {
-                "collective": r.collective,
-                "bytes": r.bytes,
-                "ratio": round(r.ratio, 4),
-                "low": round(min(r.ratios), 4),
-                "high": round(max(r.ratios), 4),
-            }
-            for r in measurement.results
-            if r.ratio is not None
+            _ratio_row(result, other)
+            for result in measurement.results
+            for other in result.compared
+            if result.tributary
         ],
     }
 
@@ -285,15 +385,21 @@ def panels(results: list[Result]) -> list[plot.Panel]:
     """For the picture: one column per collective."""
     columns: dict[str, plot.Panel] = {}
     for r in results:
-        column = columns.setdefault(r.collective, plot.Panel(f"MPI_{r.collective.capitalize()}"))
-        column.points.append(
-            plot.Point(
-                r.bytes,
-                r.tributary.time_us if r.tributary else None,
-                r.mpi.time_us if r.mpi else None,
-                r.ratio,
-                min(r.ratios) if r.ratios else None,
-                max(r.ratios) if r.ratios else None,
+        column = columns.setdefault(r.collective, plot.Panel(function_name(r.collective, r.mode)))
+        compared = {}
+        for other, side in r.compared.items():
+            ratios = r.ratios_to(other)
+            compared[other] = plot.Compared(
+                side.time_us,
+                statistics.median(ratios) if ratios else None,
+                min(ratios, default=None),
+                max(ratios, default=None),
             )
-        )
+        ours = r.tributary.time_us if r.tributary else None
+        column.points.append(plot.Point(r.bytes, ours, compared))
     return list(columns.values())
+
+
+def function_name(collective: str, mode: str) -> str:
+    """What a program calls."""
+    return f"MPI_{collective.capitalize()}" if mode == "blocking" else f"trib_{collective}"

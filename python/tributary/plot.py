@@ -6,18 +6,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 OURS, THEIRS, PARITY = "#0b6e8f", "#d1711f", "#6b7280"
+# The libraries compared: colour and marker.
+STYLES = {"mpi": (THEIRS, "s"), "nccl": ("#5b8c2a", "^")}
+
+
+@dataclass
+class Compared:
+    """Another library at one size: its time in microseconds, and how often Tributary's fits into it."""
+
+    time_us: float
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass
 class Point:
-    """One size: both times in microseconds, and how often ours fits into theirs."""
+    """One size: Tributary's time in microseconds, and the others by their names in STYLES."""
 
     bytes: int
     tributary_us: float | None
-    mpi_us: float | None
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
+    compared: dict[str, Compared] = field(default_factory=dict)
 
 
 @dataclass
@@ -43,10 +52,11 @@ def draw(
     subtitle: str,
     mpi: str,
     others: Mapping[str, Sequence[tuple[int, float, float]]] | None = None,
+    nccl: str = "NCCL",
 ) -> None:
     """Write the picture to `path` (the suffix says the format).
 
-    `others`: (bytes, MPI's time, ours) by another benchmark, per panel title.
+    `mpi`, `nccl`: how the libraries are called. `others`: (bytes, MPI's time, ours) by another benchmark, per panel title.
     """
     import matplotlib
 
@@ -65,14 +75,26 @@ def draw(
         height_ratios=(3, 2),
         layout="constrained",
     )
-    has_ratio = any(point.ratio is not None for panel in panels for point in panel.points)
+    points = [point for panel in panels for point in panel.points]
+    titles = {"mpi": mpi, "nccl": nccl}
+    libraries = [name for name in STYLES if any(name in point.compared for point in points)]
+    known_ratios = [
+        other.ratio for point in points for other in point.compared.values() if other.ratio
+    ]
+    has_ratio = bool(known_ratios)
     for column, panel in enumerate(panels):
         upper, lower = axes[0][column], axes[1][column]
-        for label, colour, marker, values in (
-            (mpi, THEIRS, "s", [(p.bytes, p.mpi_us) for p in panel.points]),
-            ("Tributary", OURS, "o", [(p.bytes, p.tributary_us) for p in panel.points]),
-        ):
-            known = [(x, y) for x, y in values if y is not None]
+        lines = [
+            (
+                titles[name],
+                *STYLES[name],
+                [(p.bytes, p.compared[name].time_us) for p in panel.points if name in p.compared],
+            )
+            for name in libraries
+        ]
+        ours = [(p.bytes, p.tributary_us) for p in panel.points if p.tributary_us is not None]
+        lines.append(("Tributary", OURS, "o", ours))
+        for label, colour, marker, known in lines:
             if known:
                 upper.plot(
                     *zip(*known, strict=True),
@@ -91,18 +113,19 @@ def draw(
         upper.set_yscale("log")
         upper.grid(True, which="major", color="#e5e7eb", lw=0.7)
         lower.axhline(1, color=PARITY, lw=1, ls="--")
-        ratios = [p for p in panel.points if p.ratio is not None]
-        if ratios:
-            sizes = [p.bytes for p in ratios]
-            lower.fill_between(
-                sizes,
-                [p.low if p.low is not None else p.ratio or 1 for p in ratios],
-                [p.high if p.high is not None else p.ratio or 1 for p in ratios],
-                color=OURS,
-                alpha=0.18,
-                lw=0,
-            )
-            lower.plot(sizes, [p.ratio for p in ratios], color=OURS, marker="o", ms=3.5, lw=1.6)
+        for name in libraries:
+            ratios = [
+                (p.bytes, other.ratio, other.low or other.ratio, other.high or other.ratio)
+                for p in panel.points
+                if (other := p.compared.get(name)) and other.ratio
+            ]
+            if not ratios:
+                continue
+            sizes, middle, low, high = zip(*ratios, strict=True)
+            # Several lines have the colours of the libraries that they are ratios to.
+            colour, marker = STYLES[name] if len(libraries) > 1 else (OURS, "o")
+            lower.fill_between(sizes, low, high, color=colour, alpha=0.18, lw=0)
+            lower.plot(sizes, middle, color=colour, marker=marker, ms=3.5, lw=1.6)
         lower.set_yscale("log", base=2)
         lower.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         lower.grid(True, which="major", color="#e5e7eb", lw=0.7)
@@ -112,11 +135,11 @@ def draw(
         upper.xaxis.set_minor_formatter(NullFormatter())
         lower.set_xlabel("bytes")
     axes[0][0].set_ylabel("time per call, µs")
-    axes[1][0].set_ylabel("times faster" if has_ratio else "")
+    faster = "times faster than each" if len(libraries) > 1 else "times faster"
+    axes[1][0].set_ylabel(faster if has_ratio else "")
     axes[0][0].legend(frameon=False, loc="upper left")
     if has_ratio:
         # A span may reach far beyond its point where something else ran meanwhile: the points set the scale.
-        known_ratios = [p.ratio for panel in panels for p in panel.points if p.ratio is not None]
         for lower in axes[1]:
             lower.set_ylim(min(0.45, min(known_ratios) / 1.3), max(2.2, max(known_ratios) * 1.3))
             lower.yaxis.set_major_locator(LogLocator(base=2))

@@ -13,7 +13,12 @@
 namespace trib {
 namespace {
 
-std::vector<Backend*> load_modules() {
+struct Modules {
+  HostBackend* host = nullptr;
+  DeviceBackend* device = nullptr;
+};
+
+Modules load_modules() {
   Dl_info here{};
   if (::dladdr(reinterpret_cast<void*>(&load_modules), &here) == 0 || here.dli_fname == nullptr)
     throw Error(Code::system, "cannot find the folder of the core library");
@@ -23,29 +28,30 @@ std::vector<Backend*> load_modules() {
     const std::string file = entry.path().filename().string();
     if (file.starts_with("trib_backend_") && file.ends_with(".so")) files.insert(entry.path());
   }
-  std::vector<Backend*> found;
+  Modules found;
   for (const auto& file : files) {
     void* const module = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-    void* const entry = module != nullptr ? ::dlsym(module, "trib_backend") : nullptr;
-    if (entry == nullptr) {
+    if (module == nullptr) {
       log(Config::Log::info, "backend " + file.filename().string() + " left out: " + ::dlerror());
-      continue;
+    } else if (void* const host = ::dlsym(module, "trib_host_backend")) {
+      found.host = reinterpret_cast<HostBackend* (*)()>(host)();
+    } else if (void* const device = ::dlsym(module, "trib_device_backend")) {
+      if (found.device == nullptr) found.device = reinterpret_cast<DeviceBackend* (*)()>(device)();
     }
-    Backend* const backend = reinterpret_cast<Backend* (*)()>(entry)();
-    if (backend == nullptr) continue;  // its device is not here
-    found.insert(backend->name() == "host" ? found.begin() : found.end(), backend);
   }
-  if (found.empty() || found[0]->name() != "host")
+  if (found.host == nullptr)
     throw Error(Code::system, "trib_backend_host.so is missing in " + folder.string());
   return found;
 }
 
-}  // namespace
-
-const std::vector<Backend*>& backends() {
-  static const auto& all =
-      *new std::vector<Backend*>(load_modules());  // never destroyed: see segment.cpp
+const Modules& modules() {
+  static const auto& all = *new Modules(load_modules());  // never destroyed: see segment.cpp
   return all;
 }
+
+}  // namespace
+
+HostBackend& host_backend() { return *modules().host; }
+DeviceBackend* device_backend() { return modules().device; }
 
 }  // namespace trib

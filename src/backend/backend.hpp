@@ -21,9 +21,6 @@
 
 namespace trib {
 
-/// A stream of the backend's device, where it has such a thing (CUDA: cudaStream_t).
-using Stream = void*;
-
 /// What all ranks of a call must agree on, in a form that can be compared and printed. A rank that
 /// leaves its call to the MPI says so here.
 struct Signature {
@@ -44,12 +41,32 @@ struct Arguments {
   Op op = Op::sum;
   /// Elements before each chunk, and in all: chunks + 1 ascending numbers. Equal on all ranks.
   const std::size_t* chunk_begin = nullptr;
+  std::size_t chunks = 1;
   std::size_t longest = 0;  ///< elements of the longest chunk
   std::size_t slice =
       0;  ///< elements of one chunk per pass; equal on all ranks, at most what fits (Channel::fit)
-  bool is_large = false;        ///< uses the data segment; equal on all ranks
+  /// Equal on all ranks. Host: whether the data segment is used. Devices: whether flags follow the
+  /// data (simple protocol) instead of travelling with it (packet protocol).
+  bool is_large = false;
   Store store = Store::cached;  ///< for results
-  Stream stream = nullptr;
+  int blocks = 1, threads = 1;  ///< devices: of the kernel; equal on all ranks
+};
+
+/// Where a buffer is, as a backend sees it.
+enum class Memory : std::uint8_t {
+  none,     ///< no buffer: a rank without a result
+  host,     ///< plain memory: the host's business
+  pinned,   ///< host memory that the device's kernels can reach
+  device,   ///< memory of the device, or managed: the device's kernels can reach it
+  distant,  ///< on a device, but out of reach for the channel's kernels: goes through host memory
+};
+
+/// What a rank shows its peers when they meet before a call.
+struct Card {
+  Memory in = Memory::none, out = Memory::none;
+  /// Another call that waits on a device is under way in the same process.
+  bool is_contended = false;
+  bool is_ready = false;  ///< the device's driver is in use here
 };
 
 /// A launched program. Lives in its Channel, one at a time.
@@ -70,6 +87,8 @@ class Operation {
 class Program {
  public:
   virtual ~Program() = default;
+  /// The most bytes of one chunk that a pass has room for, with Arguments::is_large or without.
+  virtual std::size_t fit(bool is_large) const = 0;
   /// `arguments` need not outlive the call, but chunk_begin must stay until the operation is done.
   virtual Operation& launch(const Arguments& arguments) = 0;
 };
@@ -78,16 +97,26 @@ class Program {
 class Channel {
  public:
   virtual ~Channel() = default;
+  /// The lowered schedules of all ranks, in rank order; this rank's is run.
+  virtual std::unique_ptr<Program> load(const std::vector<Schedule>& all) = 0;
+  /// Peers that wait for this rank will get an error that carries `why`. What runs on the device
+  /// ends.
+  virtual void poison(const std::string& why) noexcept = 0;
+  /// Whether this channel's kernels can reach the buffer.
+  virtual Memory where(const void* pointer) const = 0;
+  /// The most blocks that a kernel may have.
+  virtual int max_blocks() const { return 1; }
+};
+
+/// A channel in the host's memory: also where ranks tell each other what they are about to do.
+class HostChannel : public Channel {
+ public:
   /// What `load` can take: whether peers' `in` can be read directly.
   virtual bool can_attach() const = 0;
   /// Collective: the scratch for large messages. False (on all ranks alike) if there is no memory
   /// for it. Idempotent.
   virtual bool reserve_data() = 0;
   virtual bool has_data() const = 0;
-  /// The most bytes of one chunk that a pass of `schedule` has room for, in the small or the large
-  /// scratch.
-  virtual std::size_t fit(const Schedule& schedule, bool is_large) const = 0;
-  virtual std::unique_ptr<Program> load(const Schedule& schedule) = 0;
   /// Every call on the channel begins with this: numbers it and shows its signature to the peers.
   /// Calls that run nothing (zero counts, calls left to the MPI) are announced too.
   virtual void announce(const Signature& signature) = 0;
@@ -100,8 +129,17 @@ class Channel {
   virtual void diagnose(int blocked_on, std::uint64_t position) = 0;
   /// Throws Error if the process of the rank that is waited for is gone. Slower than diagnose().
   virtual void check_alive(int blocked_on) = 0;
-  /// Peers that wait for this rank will get an error that carries `why`.
-  virtual void poison(const std::string& why) noexcept = 0;
+
+  /// A meeting of all ranks within the current call: shows the peers `card`. Over when absent()
+  /// says so; until the next meeting, card() then has every rank's.
+  virtual void present(const Card& card) = 0;
+  /// A rank that has not come yet, or -1. Throws Error if one announced something else.
+  virtual int absent() = 0;
+  virtual Card card(int rank) const = 0;
+  /// Asks all ranks to meet before every call from some call on, the same for all.
+  virtual void ask_for_meetings() = 0;
+  /// Whether it has come to that at the call that begins.
+  virtual bool is_time_to_meet() const = 0;
 };
 
 class Backend {
@@ -110,18 +148,44 @@ class Backend {
   virtual std::string_view name() const = 0;
   /// One line for `trib info`: devices, instruction set.
   virtual std::string describe() const = 0;
-  /// Whether a buffer is in this backend's memory.
-  virtual bool owns(const void* pointer) const = 0;
-  /// Collective. Null (on all ranks alike) where there is no memory; `why` then says what was
-  /// missing.
-  virtual std::unique_ptr<Channel> open(Bootstrap& bootstrap, const Config& config,
-                                        std::string& why) = 0;
 };
 
-/// The modules found beside this library, loaded once per process. The first is "host".
-const std::vector<Backend*>& backends();
+class HostBackend : public Backend {
+ public:
+  /// Collective. Null (on all ranks alike) where there is no memory; `why` then says what was
+  /// missing.
+  virtual std::unique_ptr<HostChannel> open(Bootstrap& bootstrap, const Config& config,
+                                            std::string& why) = 0;
+};
 
-/// Each module defines this.
-extern "C" Backend* trib_backend();
+/// Devices whose memory programs pass to MPI. No function but describe() loads a driver: a program
+/// that does not use the device must not pay for it.
+class DeviceBackend : public Backend {
+ public:
+  /// Whether this process uses the device: its driver is loaded and the program has a context.
+  virtual bool is_in_use() const = 0;
+  virtual Memory where(const void* pointer) const = 0;
+  /// Whether kernels exist for it.
+  virtual bool is_defined(Op op, Dtype dtype) const = 0;
+  /// Collective. `pointer` is a buffer on the device that is to be used. Null (on all ranks alike)
+  /// where the ranks' devices cannot work together; `why` then says what was missing.
+  virtual std::unique_ptr<Channel> open(Bootstrap& bootstrap, const Config& config,
+                                        const void* pointer, std::string& why) = 0;
+  /// Blocking, in any direction.
+  virtual void copy(void* to, const void* from, std::size_t bytes) const = 0;
+  /// Host memory that the device copies quickly to and from. Null: none left.
+  virtual void* allocate_host(std::size_t bytes) const = 0;
+  virtual void free_host(void* pointer) const noexcept = 0;
+};
+
+/// The modules found beside this library, loaded once per process. Throws Error without a host
+/// module.
+HostBackend& host_backend();
+/// Null: there is none.
+DeviceBackend* device_backend();
+
+/// Each module defines one of these.
+extern "C" HostBackend* trib_host_backend();
+extern "C" DeviceBackend* trib_device_backend();
 
 }  // namespace trib

@@ -93,6 +93,20 @@ Setting size_in_bytes(std::string_view variable, long Config::*field, bool is_sh
   return {variable, "bytes, as 65536, 64K, 1M or 1G (0: by table)", help, is_shared, get, set};
 }
 
+Setting number(std::string_view variable, long Config::*field, long most, bool is_shared,
+               std::string_view help) {
+  const auto get = [field](const Config& config) { return std::to_string(config.*field); };
+  const auto set = [field, most](Config& config, std::string_view text) {
+    long value = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    if (error != std::errc() || stop != end || value < 0 || value > most) return false;
+    config.*field = value;
+    return true;
+  };
+  return {variable, "1 to " + std::to_string(most) + " (0: by table)", help, is_shared, get, set};
+}
+
 /// A name in lower case. Whether there is such an algorithm is for those to say who see the
 /// registry.
 Setting algorithm_name(std::string_view variable, bool is_shared, std::string_view help) {
@@ -162,6 +176,10 @@ const std::vector<Setting>& settings() {
       choice("TRIB_SEGMENT", &Config::segment, {"auto", "memfd", "file"}, true, "where shared memory comes from"),
       seconds("TRIB_TIMEOUT", &Config::timeout, true, "how long a rank waits for a peer before it reports an error"),
       size_in_bytes("TRIB_SLICE", &Config::slice, true, "scratch per chunk and pass"),
+      choice("TRIB_DEVICE", &Config::device, {"auto", "off"}, true, "off: buffers on a GPU go through host memory"),
+      choice("TRIB_PROTOCOL", &Config::protocol, {"auto", "packet", "simple"}, true,
+             "how GPUs tell each other that data is there: packet: in every 8 bytes; simple: by a flag that follows"),
+      number("TRIB_BLOCKS", &Config::blocks, 132, true, "blocks of a GPU kernel that serves a large message"),
       choice("TRIB_LOG", &Config::log, {"off", "error", "warn", "info", "trace"}, false, "what is written to standard error"),
       choice("TRIB_STATS", &Config::stats, {"0", "1"}, false, "1: rank 0 prints at the end what was served and what was left to the MPI, averages over the ranks"),
   };
@@ -175,6 +193,7 @@ const std::vector<std::string_view>& launcher_variables() {
       "TRIB_LAUNCHER",  // its mpirun
       "TRIB_N",         // number of ranks
       "TRIB_HOME",      // where Tributary is installed
+      "TRIB_NCCL",      // the benchmark's NCCL
   };
   return names;
 }

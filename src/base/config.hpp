@@ -29,6 +29,13 @@ struct Config {
   double timeout = 0;              ///< TRIB_TIMEOUT: seconds a rank waits for a peer, 0: for ever
   long slice =
       0;  ///< TRIB_SLICE: bytes of scratch per chunk and pass, 0: by table (K, M, G suffixes)
+  enum class Device : int { automatic, off } device = Device::automatic;  ///< TRIB_DEVICE=auto|off
+  enum class Protocol : int {
+    automatic,
+    packet,
+    simple
+  } protocol = Protocol::automatic;  ///< TRIB_PROTOCOL=auto|packet|simple
+  long blocks = 0;                   ///< TRIB_BLOCKS: of a GPU kernel, 0: by table
   // Local ones.
   enum class Log : int { off, error, warn, info, trace } log = Log::warn;  ///< TRIB_LOG
   bool stats = false;                                                      ///< TRIB_STATS

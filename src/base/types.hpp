@@ -310,6 +310,14 @@ constexpr std::size_t bytes(Dtype dtype) {
   return sizes[static_cast<std::size_t>(dtype)];
 }
 
+/// What the address of an element is a multiple of.
+constexpr std::size_t alignment(Dtype dtype) {
+#define TRIB_ALIGNMENT(name, element, accumulator) static_cast<std::uint8_t>(alignof(element)),
+  constexpr std::array<std::uint8_t, kDtypes> alignments{TRIB_DTYPES(TRIB_ALIGNMENT)};
+#undef TRIB_ALIGNMENT
+  return alignments[static_cast<std::size_t>(dtype)];
+}
+
 /// Whether `op` is defined on `dtype`.
 constexpr bool is_defined(Op op, Dtype dtype) {
 #define TRIB_ROW(name, element, accumulator) \

@@ -15,7 +15,7 @@
 #include <tuple>
 
 #include "base/log.hpp"
-#include "comm/device_memory.hpp"
+#include "comm/staging.hpp"
 #include "tune/select.hpp"
 
 namespace trib {
@@ -28,6 +28,8 @@ constexpr int kPollsPerYield = 40;
 /// Polls before the first such look: the usual wait is over by then.
 constexpr int kFirstSpin = 400;
 constexpr int kFirstSpinCrowded = 10;
+/// A kernel takes ten microseconds at least.
+constexpr int kFirstSpinDevice = 2000;
 
 /// Results of at least so many bytes are stored past the caches.
 constexpr std::size_t kStreamBytes = 8u << 20;
@@ -49,21 +51,29 @@ std::string seconds(double value) {
 struct Loaded {
   const Algorithm* algorithm = nullptr;
   Collective collective{};
-  Schedule schedule;
+  const char* place = "host";
+  std::size_t chunks = 1;
   std::unique_ptr<Program> program;
   std::uint64_t calls = 0, bytes = 0;
   double seconds = 0;
+};
+
+struct Communicator::Path {
+  bool is_made = false;
+  Choice choice;
+  Loaded* loaded = nullptr;
+  std::vector<std::size_t> chunk_begin;
+  Arguments arguments;
 };
 
 struct Communicator::Plan {
   bool is_made = false;
   Request request;  // what it is for; pointers unused
   std::vector<std::size_t> counts;
-  std::vector<std::size_t> chunk_begin;
-  std::size_t bytes = 0;  // of the vector
-  Choice choice;
-  Loaded* loaded = nullptr;
-  Arguments arguments;
+  std::size_t bytes = 0;      // of the vector
+  std::size_t out_bytes = 0;  // of this rank's result
+  Signature signature;
+  std::array<Path, 3> paths;  // by Route, made when they are needed first
 
   bool is_for(const Request& other, int size) const {
     if (!is_made || request.collective != other.collective || request.dtype != other.dtype ||
@@ -79,43 +89,37 @@ struct Communicator::Plan {
 struct Communicator::Cache {
   // Direct mapped: calls that alternate between a few shapes all find their plan.
   std::array<Plan, 32> plans;
-  std::map<std::tuple<Collective, const Algorithm*, int, Reach>, Loaded> programs;
+  std::map<std::tuple<Collective, const Algorithm*, int, Reach, bool>, Loaded> programs;
   std::array<std::uint64_t, kCollectives> empty_calls{};
   bool is_without_data = false;  // there was no memory for large messages
+  StagingBuffer in, out;
 };
+
+namespace {
+
+/// Calls of this process that are between their meeting and their end.
+std::atomic<int> calls_on_devices{0};
+
+struct CallOnDevice {
+  const bool is_first = calls_on_devices.fetch_add(1) == 0;
+  CallOnDevice() = default;
+  CallOnDevice(const CallOnDevice&) = delete;
+  CallOnDevice& operator=(const CallOnDevice&) = delete;
+  ~CallOnDevice() { calls_on_devices.fetch_sub(1); }
+};
+
+bool is_beyond_host(Memory memory) { return memory == Memory::device || memory == Memory::distant; }
+
+}  // namespace
 
 // --------------------------------------------------------------------------------------------- a
 // call
 
-bool Communicator::run(const Request& request) {
+void Communicator::run(const Request& request) {
   if (!failure_.empty())
     throw Error(Code::unusable, "this communicator is unusable since: " + failure_);
   try {
-    Plan& plan = plan_for(request);
-    if (has_devices_ && (is_device_memory(request.in) || is_device_memory(request.out)))
-        [[unlikely]]
-      return false;
-    channel_->announce(plan.arguments.signature);
-    if (plan.bytes == 0) {
-      last_algorithm_ = "none";
-      ++cache_->empty_calls[static_cast<std::size_t>(request.collective)];
-      return true;
-    }
-    if (plan.arguments.is_large && !channel_->has_data()) reserve_data(plan);
-    plan.arguments.in = request.in;
-    plan.arguments.out = request.out;
-    Loaded& loaded = *plan.loaded;
-    last_algorithm_ = loaded.algorithm->name.data();
-    ++loaded.calls;
-    loaded.bytes += plan.bytes;
-    if (!config_.stats) {
-      wait(loaded.program->launch(plan.arguments));
-    } else {
-      const auto start = Clock::now();
-      wait(loaded.program->launch(plan.arguments));
-      loaded.seconds += std::chrono::duration<double>(Clock::now() - start).count();
-    }
-    return true;
+    run_checked(request);
   } catch (const Error& error) {
     fail(error);
   } catch (const std::exception& error) {  // out of memory, say
@@ -123,8 +127,134 @@ bool Communicator::run(const Request& request) {
   }
 }
 
-inline void Communicator::wait(Operation& operation) {
-  if (operation.advance(spin_)) return;
+inline void Communicator::run_checked(const Request& request) {
+  Plan& plan = plan_for(request);
+  channel_->announce(plan.signature);
+  if (plan.bytes == 0) {
+    last_algorithm_ = "none";
+    ++cache_->empty_calls[static_cast<std::size_t>(request.collective)];
+    return;
+  }
+  if (!meets_) meets_ = channel_->is_time_to_meet();
+  if (meets_ || uses_device_) [[unlikely]]
+    return run_with_devices(request, plan);
+  run_path(path_for(plan, Route::host), plan, Route::host, request.in, request.out);
+}
+
+void Communicator::run_path(Path& path, Plan& plan, Route route, const void* in, void* out) {
+  if (path.arguments.is_large && route != Route::device && !channel_->has_data())
+    reserve_data(plan, path, route);
+  path.arguments.in = in;
+  path.arguments.out = out;
+  Loaded& loaded = *path.loaded;
+  last_algorithm_ = loaded.algorithm->name.data();
+  ++loaded.calls;
+  loaded.bytes += plan.bytes;
+  const int spin = route == Route::device ? kFirstSpinDevice : spin_;
+  if (!config_.stats) {
+    wait(loaded.program->launch(path.arguments), spin);
+  } else {
+    const auto start = Clock::now();
+    wait(loaded.program->launch(path.arguments), spin);
+    loaded.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+  }
+}
+
+/// Some rank uses a device: where the buffers are decides, all ranks' together.
+void Communicator::run_with_devices(const Request& request, Plan& plan) {
+  const CallOnDevice call;
+  const DeviceBackend* const device = device_backend();
+  Memory in = Memory::host, out = Memory::host;
+  const auto look = [&] {
+    if (!uses_device_) return;
+    const auto where = [&](const void* pointer) {
+      const Memory memory =
+          device_channel_ ? device_channel_->where(pointer) : device->where(pointer);
+      // Kernels cannot load elements that are not aligned.
+      const bool is_aligned =
+          reinterpret_cast<std::uintptr_t>(pointer) % alignment(request.dtype) == 0;
+      if (is_aligned || memory == Memory::host) return memory;
+      return memory == Memory::pinned ? Memory::host : Memory::distant;
+    };
+    in = where(request.in);
+    out = where(request.out);
+  };
+  look();
+  Route route = Route::host;
+  if (!meets_) {
+    // Peers do not know yet that there are devices: until they do, as if there were none.
+    if (is_beyond_host(in) || is_beyond_host(out)) channel_->ask_for_meetings();
+  } else {
+    route = meet(in, out, call.is_first, request);
+    if (route == Route::device && !device_channel_) {
+      open_device(request);
+      look();  // the channel's device is known only now
+      route = meet(in, out, call.is_first, request);
+    }
+  }
+  Path& path = path_for(plan, route);
+  if (route == Route::device) return run_path(path, plan, route, request.in, request.out);
+
+  const void* from = request.in;
+  void* to = request.out;
+  if (is_beyond_host(in)) {
+    void* const copy = cache_->in.get(*device, plan.bytes);
+    device->copy(copy, request.in, plan.bytes);
+    from = copy;
+  }
+  if (is_beyond_host(out)) to = cache_->out.get(*device, plan.out_bytes);
+  run_path(path, plan, route, from, to);
+  if (is_beyond_host(out) && plan.out_bytes > 0) device->copy(request.out, to, plan.out_bytes);
+  cache_->in.trim();
+  cache_->out.trim();
+}
+
+/// All ranks come to the same answer, from the same cards. Nobody waits on a device for a rank that
+/// has not posted the call.
+Communicator::Route Communicator::meet(Memory in, Memory out, bool is_first,
+                                       const Request& request) {
+  const DeviceBackend* const device = device_backend();
+  channel_->present({in, out, !is_first, uses_device_});
+  const auto step = [&](int polls) {
+    int absent = channel_->absent();
+    for (int poll = 0; absent >= 0 && poll < polls; ++poll) {
+      __builtin_ia32_pause();
+      absent = channel_->absent();
+    }
+    return absent < 0 ? -2 : absent;
+  };
+  if (step(spin_) != -2) wait_slowly(step, [] { return 0; });
+
+  bool is_any_beyond = false, is_any_host = false, is_any_contended = false, are_all_ready = true;
+  for (int rank = 0; rank < size_; ++rank) {
+    const Card card = channel_->card(rank);
+    for (const Memory memory : {card.in, card.out}) {
+      is_any_beyond = is_any_beyond || is_beyond_host(memory);
+      is_any_host = is_any_host || memory == Memory::host || memory == Memory::distant;
+    }
+    is_any_contended = is_any_contended || card.is_contended;
+    are_all_ready = are_all_ready && card.is_ready;
+  }
+  if (!is_any_beyond) return Route::host;
+  // Two kernels of one process that wait for peers could wait for each other, since their order may
+  // differ between the GPUs: of calls that are under way at once all but the first go through host
+  // memory.
+  const bool is_served = are_all_ready && !is_any_host && !is_any_contended &&
+                         !is_device_refused_ && device->is_defined(request.op, request.dtype);
+  return is_served ? Route::device : Route::staged;
+}
+
+void Communicator::open_device(const Request& request) {
+  std::string why;
+  device_channel_ = device_backend()->open(*bootstrap_, config_, request.in, why);
+  if (device_channel_) return;
+  is_device_refused_ = true;
+  if (rank_ == 0)
+    log_once(Config::Log::warn, "reductions of GPU buffers go through host memory: " + why);
+}
+
+inline void Communicator::wait(Operation& operation, int spin) {
+  if (operation.advance(spin)) return;
   wait_slowly([&](int polls) { return operation.advance(polls) ? -2 : operation.blocked_on(); },
               [&] { return operation.position(); });
 }
@@ -175,6 +305,7 @@ void Communicator::note_declined(Collective collective, Decline reason) {
 void Communicator::fail(const Error& error) {
   failure_ = error.what();
   if (channel_) channel_->poison(failure_);
+  if (device_channel_) device_channel_->poison(failure_);
   throw error;
 }
 
@@ -195,21 +326,25 @@ Communicator::Plan& Communicator::plan_for(const Request& request) {
 void Communicator::make_plan(Plan& plan, const Request& request) {
   plan.is_made = false;
   plan.request = request;
-  has_devices_ = has_device_driver();
+  // Not on the path of a call: the program may have come to use a device since the last plan.
+  if (!uses_device_ && config_.device != Config::Device::off)
+    uses_device_ = device_backend() != nullptr && device_backend()->is_in_use();
   const auto size = static_cast<std::size_t>(size_);
-  std::size_t total = request.count;
+  std::size_t total = request.count, own = request.count;
   if (request.collective == Collective::reduce_scatter) {
     plan.counts.resize(size);
     total = 0;
     for (int rank = 0; rank < size_; ++rank)
       total += plan.counts[static_cast<std::size_t>(rank)] = request.counts[rank];
+    own = plan.counts[static_cast<std::size_t>(rank_)];
   } else if (request.collective == Collective::reduce_scatter_block) {
     plan.counts.assign(size, request.count);
     total = request.count * size;
   }
   plan.bytes = total * bytes(request.dtype);
+  plan.out_bytes = own * bytes(request.dtype);
 
-  Signature& signature = plan.arguments.signature;
+  Signature& signature = plan.signature;
   signature = {};
   signature.count = total;
   signature.root = request.root;
@@ -224,45 +359,61 @@ void Communicator::make_plan(Plan& plan, const Request& request) {
     for (const std::size_t count : plan.counts) hash = mix(hash, count);
   signature.hash = hash;
 
-  plan.arguments.dtype = request.dtype;
-  plan.arguments.op = request.op;
-  if (plan.bytes > 0) set_program(plan);
+  for (Path& path : plan.paths) path.is_made = false;
   plan.is_made = true;
+}
+
+inline Communicator::Path& Communicator::path_for(Plan& plan, Route route) {
+  Path& path = plan.paths[static_cast<std::size_t>(route)];
+  if (!path.is_made) [[unlikely]]
+    make_path(plan, path, route);
+  return path;
 }
 
 /// Chooses the algorithm, loads its program if it is new here, and cuts the vector into chunks and
 /// slices.
-void Communicator::set_program(Plan& plan) {
+void Communicator::make_path(Plan& plan, Path& path, Route route) {
   const Request& request = plan.request;
   const std::size_t element = bytes(request.dtype);
   const bool is_scattered = is_scatter(request.collective);
+  const bool is_device = route == Route::device;
   Key key;
   key.collective = request.collective;
   key.size = size_;
   key.bytes = plan.bytes;
   key.can_attach = channel_->can_attach();
-  plan.choice = select(key, config_);
+  key.place = is_device                ? Key::Place::device
+              : route == Route::staged ? Key::Place::staged
+                                       : Key::Place::host;
+  path.choice = select(key, config_);
 
   const auto load = [&]() -> Loaded& {
-    Loaded& loaded = cache_->programs[{request.collective, plan.choice.algorithm, request.root,
-                                       plan.choice.reach}];
+    Loaded& loaded = cache_->programs[{request.collective, path.choice.algorithm, request.root,
+                                       path.choice.reach, is_device}];
     if (!loaded.program) {
       Shape shape;
       shape.collective = request.collective;
       shape.size = size_;
       shape.root = request.root;
       shape.node_of = node_of_;
-      loaded.algorithm = plan.choice.algorithm;
+      loaded.algorithm = path.choice.algorithm;
       loaded.collective = request.collective;
-      loaded.schedule = lower(all_ranks(*plan.choice.algorithm, shape), shape,
-                              plan.choice.reach)[static_cast<std::size_t>(rank_)];
-      loaded.program = channel_->load(loaded.schedule);
+      loaded.place = is_device ? "cuda" : "host";
+      const std::vector<Schedule> all =
+          lower(all_ranks(*path.choice.algorithm, shape), shape, path.choice.reach);
+      loaded.chunks = static_cast<std::size_t>(all[static_cast<std::size_t>(rank_)].chunks);
+      loaded.program = (is_device ? device_channel_.get() : channel_.get())->load(all);
     }
     return loaded;
   };
-  plan.loaded = &load();
-  const auto fit = [&](bool is_large) { return channel_->fit(plan.loaded->schedule, is_large); };
-  if (std::max(fit(false), cache_->is_without_data ? 0 : fit(true)) < element) {
+  // The room with (large) and without: on the host a larger scratch, on devices another protocol.
+  const auto fit = [&](bool is_large) -> std::size_t {
+    if (is_device ? is_large == path.choice.is_packet : is_large && cache_->is_without_data)
+      return 0;
+    return path.loaded->program->fit(is_large);
+  };
+  path.loaded = &load();
+  if (std::max(fit(false), fit(true)) < element) {
     // Only for algorithms that were asked for by name: those of the table need few slots.
     log_once(Config::Log::warn, "TRIB_ALGORITHM=" + std::string(config_.algorithm) +
                                     " has no room in shared memory for " +
@@ -270,46 +421,66 @@ void Communicator::set_program(Plan& plan) {
                                     std::to_string(size_) + " ranks; the default is used");
     Config automatic = config_;
     std::strcpy(automatic.algorithm, "auto");
-    plan.choice = select(key, automatic);
-    plan.loaded = &load();
-    if (std::max(fit(false), cache_->is_without_data ? 0 : fit(true)) < element)
+    path.choice = select(key, automatic);
+    path.loaded = &load();
+    if (std::max(fit(false), fit(true)) < element)
       throw Error(Code::internal,
-                  "no room in shared memory for " + std::string(plan.choice.algorithm->name));
+                  "no room in shared memory for " + std::string(path.choice.algorithm->name));
   }
 
-  const auto chunks = static_cast<std::size_t>(plan.loaded->schedule.chunks);
+  const std::size_t chunks = path.loaded->chunks;
   const std::size_t total = plan.bytes / element;
-  Arguments& arguments = plan.arguments;
-  plan.chunk_begin.resize(chunks + 1);
+  Arguments& arguments = path.arguments;
+  arguments.signature = plan.signature;
+  arguments.dtype = request.dtype;
+  arguments.op = request.op;
+  path.chunk_begin.resize(chunks + 1);
   if (is_scattered && chunks == static_cast<std::size_t>(size_)) {
-    plan.chunk_begin[0] = 0;
+    path.chunk_begin[0] = 0;
     for (std::size_t c = 0; c < chunks; ++c)
-      plan.chunk_begin[c + 1] = plan.chunk_begin[c] + plan.counts[c];
+      path.chunk_begin[c + 1] = path.chunk_begin[c] + plan.counts[c];
   } else {
     // Chunks of whole cache lines where there is enough: two owners never write one line of a
     // result.
     std::size_t share = (total + chunks - 1) / chunks;
     const std::size_t line = std::max<std::size_t>(64 / element, 1);
     if (share >= 4 * line) share = (share + line - 1) / line * line;
-    for (std::size_t c = 0; c <= chunks; ++c) plan.chunk_begin[c] = std::min(total, c * share);
+    for (std::size_t c = 0; c <= chunks; ++c) path.chunk_begin[c] = std::min(total, c * share);
   }
-  arguments.chunk_begin = plan.chunk_begin.data();
+  arguments.chunk_begin = path.chunk_begin.data();
+  arguments.chunks = chunks;
   arguments.longest = 0;
   for (std::size_t c = 0; c < chunks; ++c)
-    arguments.longest = std::max(arguments.longest, plan.chunk_begin[c + 1] - plan.chunk_begin[c]);
+    arguments.longest = std::max(arguments.longest, path.chunk_begin[c + 1] - path.chunk_begin[c]);
+  const std::size_t longest = std::max(arguments.longest * element, std::size_t{1});
 
-  std::size_t slice =
-      std::min(plan.choice.slice_bytes, std::max(arguments.longest * element, std::size_t{1}));
-  arguments.is_large = slice > fit(false) && !cache_->is_without_data;
-  slice = std::min(slice, fit(arguments.is_large));
+  std::size_t slice = std::min(path.choice.slice_bytes, longest);
+  if (is_device) {
+    const int blocks = std::min(path.choice.blocks, device_channel_->max_blocks());
+    const auto share =
+        (longest + static_cast<std::size_t>(blocks) - 1) / static_cast<std::size_t>(blocks);
+    arguments.is_large = !path.choice.is_packet;
+    // One pass if that is not too long: later ones overlap with the exchange of earlier ones.
+    constexpr std::size_t kLongSlice = 16 << 10;
+    if (config_.slice == 0) slice = std::max(slice, std::min(share, kLongSlice));
+    slice = std::min(slice, fit(arguments.is_large));
+    arguments.blocks = blocks;
+    // A thread moves 16 bytes at a time: no more threads than there is work for, in whole warps.
+    arguments.threads =
+        static_cast<int>(std::clamp<std::size_t>((slice / 16 + 31) / 32 * 32, 32, 256));
+  } else {
+    arguments.is_large = slice > fit(false) && !cache_->is_without_data;
+    slice = std::min(slice, fit(arguments.is_large));
+    arguments.store = plan.bytes >= kStreamBytes ? Store::stream : Store::cached;
+  }
   if (slice > 64) slice = slice / 64 * 64;
   arguments.slice = std::max<std::size_t>(slice / element, 1);
-  arguments.store = plan.bytes >= kStreamBytes ? Store::stream : Store::cached;
+  path.is_made = true;
 }
 
 /// The first large call. It meets on the small segment first: ranks that disagree must not enter
 /// different collective calls.
-void Communicator::reserve_data(Plan& plan) {
+void Communicator::reserve_data(Plan& plan, Path& path, Route route) {
   const auto step = [&](int) {
     const int missing = channel_->missing();
     return missing < 0 ? -2 : missing;
@@ -322,7 +493,7 @@ void Communicator::reserve_data(Plan& plan) {
              "no shared memory for large messages (64 MiB per rank at most, or /dev/shm is full): "
              "they go in small pieces");
   for (Plan& other : cache_->plans) other.is_made = false;
-  set_program(plan);
+  make_path(plan, path, route);
   plan.is_made = true;
 }
 
@@ -343,7 +514,8 @@ std::uint64_t node_identity() {
 }
 
 struct Introduction {
-  bool is_ready;  // the backends could be loaded
+  bool is_ready;     // the backends could be loaded
+  bool uses_device;  // meetings from the first call on
   std::uint64_t node;
   cpu_set_t cores;
   Config config;
@@ -365,7 +537,11 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   // What may fail on this rank alone must fail before the others wait for it.
   std::string why;
   try {
-    mine.is_ready = !backends().empty();
+    host_backend();
+    uses_device_ = config.device != Config::Device::off && device_backend() != nullptr &&
+                   device_backend()->is_in_use();
+    mine.uses_device = uses_device_;
+    mine.is_ready = true;
   } catch (const std::exception& error) {
     why = error.what();
   }
@@ -385,6 +561,7 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   for (const Introduction& other : all) {
     node_of_.push_back(nodes.try_emplace(other.node, static_cast<int>(nodes.size())).first->second);
     CPU_OR(&cores, &cores, &other.cores);
+    meets_ = meets_ || other.uses_device;
   }
   is_crowded_ = CPU_COUNT(&cores) < size_;
   spin_ = is_crowded_ ? kFirstSpinCrowded : kFirstSpin;
@@ -404,7 +581,7 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
                                     (why.empty() ? "another rank has no backend" : why));
     return;
   }
-  channel_ = backends()[0]->open(*bootstrap_, config_, why);
+  channel_ = host_backend().open(*bootstrap_, config_, why);
   if (!channel_) {
     declined_ = Decline::no_memory;
     if (rank_ == 0)
@@ -442,7 +619,6 @@ constexpr DeclineText kDeclineTexts[kDeclines] = {
     {"bad_argument", "arguments that the MPI has to judge"},
     {"spans_nodes", "ranks on several machines"},
     {"no_memory", "no shared memory"},
-    {"foreign_memory", "memory of a device"},
 };
 
 }  // namespace

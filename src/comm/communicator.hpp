@@ -49,15 +49,14 @@ enum class Decline : std::uint8_t {
   disabled,     ///< TRIB_ENABLE=0
   single_rank,  ///< nothing to speed up
   intercommunicator,
-  user_operator,   ///< user-defined operator, REPLACE, NO_OP
-  derived_type,    ///< not a predefined type
-  undefined_op,    ///< the MPI standard does not define this operator on this type
-  bad_argument,    ///< left to the MPI to report
-  spans_nodes,     ///< the communicator's ranks are on several machines
-  no_memory,       ///< no shared memory could be had
-  foreign_memory,  ///< a buffer in memory that no loaded backend serves
+  user_operator,  ///< user-defined operator, REPLACE, NO_OP
+  derived_type,   ///< not a predefined type
+  undefined_op,   ///< the MPI standard does not define this operator on this type
+  bad_argument,   ///< left to the MPI to report
+  spans_nodes,    ///< the communicator's ranks are on several machines
+  no_memory,      ///< no shared memory could be had
 };
-inline constexpr int kDeclines = 10;
+inline constexpr int kDeclines = 9;
 const char* name(Decline reason);  ///< "user_operator"
 const char* text(Decline reason);  ///< "user-defined operator"
 
@@ -76,11 +75,10 @@ class Communicator {
   /// Set if this communicator serves nothing; the same on all ranks.
   const Decline* declined() const { return declined_ ? &*declined_ : nullptr; }
 
-  /// Blocking. Zero counts are fine. Not to be called where declined(). False: a buffer is in
-  /// device memory and nothing was done; the caller leaves the call to the MPI and says so by
-  /// note_declined(). Throws Error: on disagreement between the ranks, a time-out, a dead peer;
-  /// afterwards the communicator is unusable.
-  bool run(const Request& request);
+  /// Blocking. Zero counts are fine. Not to be called where declined(). Throws Error: on
+  /// disagreement between the ranks, a time-out, a dead peer; afterwards the communicator is
+  /// unusable.
+  void run(const Request& request);
 
   /// Tells peers that this rank's next call on the communicator is left to the MPI, so that ranks
   /// which disagree get an error instead of a hang. Cheap; to be called once per declined call.
@@ -100,15 +98,23 @@ class Communicator {
   std::vector<Served> served() const;
 
  private:
-  struct Plan;   // everything that can be worked out before a call: program, chunks, slices,
-                 // signature
+  struct Path;   // an algorithm's program, and how a vector is cut for it
+  struct Plan;   // everything that can be worked out before a call
   struct Cache;  // plans and programs
+  enum class Route { host, staged, device };
+
+  void run_checked(const Request& request);
+  void run_path(Path& path, Plan& plan, Route route, const void* in, void* out);
+  void run_with_devices(const Request& request, Plan& plan);
+  Route meet(Memory in, Memory out, bool is_first, const Request& request);
+  void open_device(const Request& request);
 
   Plan& plan_for(const Request& request);
   void make_plan(Plan& plan, const Request& request);
-  void set_program(Plan& plan);
-  void reserve_data(Plan& plan);
-  void wait(Operation& operation);
+  Path& path_for(Plan& plan, Route route);
+  void make_path(Plan& plan, Path& path, Route route);
+  void reserve_data(Plan& plan, Path& path, Route route);
+  void wait(Operation& operation, int spin);
   template <class Step, class Position>
   void wait_slowly(Step&& step, Position&& position);
   [[noreturn]] void fail(const Error& error);
@@ -118,10 +124,13 @@ class Communicator {
   int rank_ = 0, size_ = 1;
   std::optional<Decline> declined_;
   std::vector<int> node_of_;
-  bool has_devices_ = false;  // a GPU driver is loaded: buffers may be elsewhere
   bool is_crowded_ = false;
   int spin_ = 0;  // polls before a wait lets others run
-  std::unique_ptr<Channel> channel_;
+  std::unique_ptr<HostChannel> channel_;
+  bool meets_ = false;        // ranks meet before every call: some use a device
+  bool uses_device_ = false;  // this one does
+  bool is_device_refused_ = false;
+  std::unique_ptr<Channel> device_channel_;
   std::string failure_;  // why it is unusable; empty: it is not
   const char* last_algorithm_ = "none";
   std::unique_ptr<Cache> cache_;

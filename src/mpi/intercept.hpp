@@ -34,8 +34,7 @@ int intercept(const Call& call, Original original) noexcept {
     if (const auto reason = translate(call, member->rank, member->size, request)) [[unlikely]]
       return original(leave_to_mpi(call, *member, *reason));
     member->was_left_to_mpi = false;
-    if (!member->communicator->run(request)) [[unlikely]]
-      return original(leave_to_mpi(call, *member, Decline::foreign_memory));
+    member->communicator->run(request);
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
     return raise(call.comm, error);  // peers may be waiting for us: too late to fall back

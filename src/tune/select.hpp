@@ -18,6 +18,9 @@ struct Key {
   int size = 2;
   std::size_t bytes = 0;  ///< of the whole vector
   bool can_attach = false;
+  /// What it runs on. `staged`: on the host, in place of a device, and to the same bits.
+  enum class Place { host, staged, device } place = Place::host;
+  std::size_t element = 4;  ///< bytes; devices
 };
 
 struct Choice {
@@ -25,10 +28,13 @@ struct Choice {
   Reach reach = Reach::scratch;
   /// Bytes of one chunk per pass; the communicator lowers it to what fits.
   std::size_t slice_bytes = SIZE_MAX;
+  // Devices.
+  bool is_packet = false;
+  int blocks = 1;  ///< at most
 };
 
-/// Obeys the settings `algorithm`, `determinism`, `attach` and `slice`. Throws
-/// Error(Code::argument) where they contradict each other or name no algorithm.
+/// Obeys the settings `algorithm`, `determinism`, `attach`, `slice`, `protocol` and `blocks`.
+/// Throws Error(Code::argument) where they contradict each other or name no algorithm.
 Choice select(const Key& key, const Config& config);
 
 }  // namespace trib

@@ -9,11 +9,14 @@
 #include <vector>
 
 #include "check.hpp"
+#include "gpu.hpp"
 
 namespace {
 
 int rank, size;
 bool is_thorough;
+/// Where the buffers are that the calls get: host memory, GPU memory, or of every kind in turn.
+enum class Where { host, cuda, mixed } where = Where::host;
 long calls;
 
 std::uint32_t scramble(std::uint64_t x) {
@@ -182,6 +185,44 @@ struct Memory {
   }
 };
 
+/// What a call gets in place of a Memory: the same bytes, at the same distance from a multiple of
+/// 64, elsewhere.
+class Mirror {
+ public:
+  enum Kind { host, device, pinned };
+  Mirror(Memory& memory, Kind kind) : memory_(memory), kind_(kind) {
+    if (kind_ == host) return;
+    const std::size_t bytes = memory.bytes.size();
+    base_ = static_cast<unsigned char*>(kind_ == device ? Gpu::get().allocate(bytes)
+                                                        : Gpu::get().allocate_pinned(bytes));
+    Gpu::get().copy(base_, memory.bytes.data(), bytes);
+  }
+  ~Mirror() {
+    if (kind_ == device) Gpu::get().free(base_);
+    if (kind_ == pinned) Gpu::get().free_pinned(base_);
+  }
+  Mirror(const Mirror&) = delete;
+  Mirror& operator=(const Mirror&) = delete;
+  unsigned char* data() { return kind_ == host ? memory_.data() : base_ + memory_.offset; }
+  void fetch() {
+    if (kind_ != host) Gpu::get().copy(memory_.bytes.data(), base_, memory_.bytes.size());
+  }
+
+ private:
+  Memory& memory_;
+  const Kind kind_;
+  unsigned char* base_ = nullptr;
+};
+
+/// Another kind on each rank, where kinds are mixed.
+Mirror::Kind kind_of_buffer() {
+  if (where == Where::host) return Mirror::host;
+  if (where == Where::cuda) return Mirror::device;
+  return static_cast<Mirror::Kind>(scramble(static_cast<std::uint64_t>(choose(1 << 20)) * 64 +
+                                            static_cast<std::uint64_t>(rank)) %
+                                   3);
+}
+
 int call(int collective, bool is_large, const void* in, void* out, std::size_t count,
          const std::vector<int>& counts, MPI_Datatype type, MPI_Op op, int root) {
   const int n = static_cast<int>(count);
@@ -227,6 +268,7 @@ void one_call(const char* type_name, MPI_Datatype type, const Operator<T>& op, i
               std::size_t count) {
   const bool is_large = choose(3) == 0, is_in_place = choose(2) == 0;
   const int root = choose(size), align = choose(3) == 0 ? choose(16) : 0, seed = choose(1 << 20);
+  const Mirror::Kind kind_of_in = kind_of_buffer(), kind_of_out = kind_of_buffer();
   // `count` is about the whole vector; in reduce_scatter the parts are uneven, and some are empty.
   std::vector<int> counts(static_cast<std::size_t>(size));
   std::size_t total = count, call_count = count, begin = 0, mine = count;
@@ -266,8 +308,14 @@ void one_call(const char* type_name, MPI_Datatype type, const Operator<T>& op, i
     std::memcpy(source + i * sizeof(T), &element, sizeof element);
   }
   const std::vector<unsigned char> before = in.bytes;
-  const int status = call(collective, is_large, in_place ? MPI_IN_PLACE : in.data(),
-                          has_result ? out.data() : nullptr, call_count, counts, type, op.op, root);
+  int status;
+  {
+    Mirror in_there(in, kind_of_in), out_there(out, kind_of_out);
+    status = call(collective, is_large, in_place ? MPI_IN_PLACE : in_there.data(),
+                  has_result ? out_there.data() : nullptr, call_count, counts, type, op.op, root);
+    in_there.fetch();
+    out_there.fetch();
+  }
   ++calls;
   char what[200];
   std::snprintf(
@@ -520,7 +568,17 @@ int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   rank = world_rank();
   size = world_size();
-  is_thorough = argc > 1 && std::strcmp(argv[1], "thorough") == 0;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "thorough") is_thorough = true;
+    if (argument == "cuda") where = Where::cuda;
+    if (argument == "mixed") where = Where::mixed;
+  }
+  if (where != Where::host && !Gpu::get().is_here()) {
+    if (rank == 0) std::printf("skipped: no GPU here\n");
+    MPI_Finalize();
+    return 77;
+  }
   all_types();
   rounding();
   if (rank == 0) std::printf("%ld calls checked\n", calls);

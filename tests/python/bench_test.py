@@ -2,6 +2,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import built_or_skip, wheel_or_skip
@@ -100,8 +101,21 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--dtype", "quad"): ("--dtype", "f32", "float"),
         ("allreduce", "--op", "mean"): ("--op", "maxloc"),
         ("allreduce", "--op", "band"): ("--op band", "i32"),
-        ("allreduce", "--memory", "cuda"): ("--memory", "host"),
-        ("allreduce", "--compare", "nccl"): ("--compare", "mpi", "none"),
+        ("allreduce", "--memory", "hbm"): ("--memory", "host", "cuda"),
+        ("allreduce", "--mode", "lazy"): ("--mode", "blocking", "stream", "graph"),
+        ("allreduce", "--mode", "stream"): ("--mode stream", "--memory cuda"),
+        ("allreduce", "--mpi-gpu-aware"): ("--mpi-gpu-aware", "--memory cuda"),
+        ("allreduce", "--burst", "0"): ("--burst", "1 or more"),
+        ("allreduce", "--compare", "rccl"): ("--compare", "mpi", "none"),
+        ("allreduce", "--compare", "mpi,none"): ("--compare", "none stands alone"),
+        ("allreduce", "--compare", "nccl"): ("--compare", "GPU buffers", "--memory cuda", "mpi"),
+        ("allreduce", "--compare", "mpi,nccl"): ("--compare nccl", "--memory cuda"),
+        ("allreduce", "--memory", "cuda", "--compare", "x"): ("--compare", "mpi", "nccl", "none"),
+        ("allreduce", "--memory", "cuda", "--mode", "graph", "--compare", "mpi"): (
+            "--compare mpi",
+            "stream",
+            "nccl",
+        ),
         ("allreduce", "--algorithm", "magic"): ("--algorithm", "ring"),
         ("allreduce", "--plot", "x.bmp"): ("--plot", ".png"),
         ("reduce", "-n", "2", "--root", "2"): ("--root", "0 to 1"),
@@ -145,6 +159,202 @@ def test_a_small_measurement(name: str, trib: Trib, tmp_path: Path) -> None:
         assert row["wrong"] == 0 and row["time_us"] > 0
     assert {row["collective"] for row in document["rows"]} == set(bench.COLLECTIVES)
     assert "MPI_Reduce_scatter_block" in out
+
+
+# ------------------------------------------------------------------------------------ buffers on GPUs
+
+HAS_GPU = any(Path("/dev").glob("nvidia[0-9]*"))
+
+Replay = Callable[..., bench.Measurement]
+
+
+@pytest.fixture
+def replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Replay:
+    """Measure with a native benchmark that prints given lines."""
+
+    def run(*lines: dict[str, Any], status: int = 0, **options: Any) -> bench.Measurement:
+        text = tmp_path / "lines"
+        text.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        plan = mpi.Plan(mpi.Linked(Path("bench"), "mpich"), "mpich", "mpich", None)
+        plan.argv = lambda _: ["sh", "-c", f"cat {text}; exit {status}"]  # type: ignore[method-assign]
+        monkeypatch.setattr(bench, "_program", lambda _: Path("bench"))
+        monkeypatch.setattr(mpi, "plan", lambda *_, **__: plan)
+        measurement = bench.Measurement(bench.Job("allreduce", 4, [4, 4000], **options))
+        list(bench.measure(measurement.job, measurement))
+        return measurement
+
+    return run
+
+
+def _begin(**more: Any) -> dict[str, Any]:
+    return {
+        **{"type": "begin", "collective": "allreduce", "ranks": 4, "ranks_on_host": 4, "cores": 64},
+        **{"is_oversubscribed": False, "host": "h", "mpi": "MPICH Version: 5.0.2\n"},
+        **{"mpi_library": "/l/libmpi.so.12", "preload": "/l/libtributary_mpich.so"},
+        **{"dtype": "f32", "op": "sum", "root": 0, "repeats": 2},
+        **{"memory": "cuda", "mode": "blocking", "operations_per_sync": 1},
+        **{"gpus": {"NVIDIA H200": 4}, "driver": "580.95.05", "cuda": "13.0"},
+        **{"nccl": "2.28.9", "nccl_library": "/l/libnccl.so.2"},
+        **{"nccl_settings": {"NCCL_NVLS_ENABLE": "0"}, **more},
+    }
+
+
+def _row(size: int, wrong: int = 0, **times: tuple[float, float]) -> dict[str, Any]:
+    names = {"tributary": "push", "mpi": "mpi", "nccl": "nccl"}
+    sides: dict[str, dict[str, Any]] = {
+        name: {"time_us": us, "iterations": 9, "algorithm": names[name], "wrong": 0}
+        for name, us in times.items()
+    }
+    sides["tributary"]["wrong"] = wrong
+    if "mpi" in sides:
+        sides["mpi"]["library"] = "mpi+copy"
+    if "nccl" in sides:
+        sides["nccl"]["library"] = "nccl"
+    return {"type": "row", "collective": "allreduce", "bytes": size, "count": 1, "sides": sides}
+
+
+END = {"type": "end"}
+
+
+def _text_of(measurement: bench.Measurement) -> str:
+    from rich.console import Console
+
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    command.report(measurement, console)
+    return console.export_text()
+
+
+def test_rows_of_gpu_buffers(replay: Replay) -> None:
+    built_or_skip("trib-info")
+    measured = replay(
+        _begin(),
+        _row(4, tributary=(10.0, 12.0), mpi=(40.0, 44.0), nccl=(20.0, 22.0)),
+        _row(4000, tributary=(2.0, 2.0), nccl=(1.0, 3.0)),
+        END,
+        memory="cuda",
+        compare="mpi,nccl",
+    )
+    first, second = measured.results
+    assert first.nccl and first.nccl.time_us == 21.0
+    assert first.mpi and first.mpi.library == "mpi+copy"
+    assert first.ratio_to("nccl") == pytest.approx((2.0 + 22 / 12) / 2)
+    assert first.ratio == first.ratio_to("mpi") == pytest.approx((4.0 + 44 / 12) / 2)
+    assert second.mpi is None and second.ratio is None and second.passes_against("nccl")
+
+    document = bench.document(measured)
+    keys = (
+        "collective library algorithm ranks bytes time_us algbw_GBps busbw_GBps wrong memory mode"
+    )
+    assert all(list(row) == keys.split() for row in document["rows"])
+    assert [row["library"] for row in document["rows"]] == [
+        *("tributary", "mpi+copy", "nccl"),
+        *("tributary", "nccl"),
+    ]
+    assert document["rows"][3]["busbw_GBps"] == pytest.approx(4000 / 2.0 / 1000 * 1.5)
+    assert {(r["library"], r["bytes"]) for r in document["ratios"]} == {
+        *(("mpi+copy", 4), ("nccl", 4), ("nccl", 4000))
+    }
+    where = document["environment"]
+    assert where["gpus"] == {"NVIDIA H200": 4} and where["driver"] == "580.95.05"
+    assert where["nccl"] == "2.28.9" and where["nccl_settings"] == {"NCCL_NVLS_ENABLE": "0"}
+
+
+def test_table_with_two_comparisons(replay: Replay, tmp_path: Path) -> None:
+    built_or_skip("trib-info")
+    measured = replay(
+        _begin(),
+        _row(4, tributary=(10.0, 10.0), mpi=(45.0, 45.0), nccl=(20.0, 20.0)),
+        _row(4000, wrong=3, tributary=(10.0, 10.0), mpi=(50.0, 50.0), nccl=(5.0, 5.0)),
+        {"type": "note", "text": "error: something is left out"},
+        END,
+        memory="cuda",
+        compare="mpi,nccl",
+    )
+    text = _text_of(measured)
+    for part in (
+        "MPI_Allreduce, 4 ranks, f32 sum, buffers on GPUs",
+        *("mpi+copy", "MPICH 5.0.2", "NCCL 2.28.9", "mpi+copy time /", "NCCL time /"),
+        *("4.50", "5.00", "2.00", "0.50", "3 / 0 / 0", "push"),
+        "GPUs: 4 x NVIDIA H200, driver 580.95.05, CUDA 13.0, NCCL 2.28.9 with NCCL_NVLS_ENABLE=0",
+        "note: error: something is left out",
+        "Against mpi+copy: Tributary is at least as fast at 2 of 2 sizes",
+        "Against NCCL: Tributary is at least as fast at 1 of 2 sizes",
+    ):
+        assert part in text, (part, text)
+    assert measured.wrong == 3
+    command.draw(measured, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 5000
+
+
+def test_times_on_a_stream(replay: Replay) -> None:
+    built_or_skip("trib-info")
+    begin = _begin(mode="stream", operations_per_sync=32)
+    row = _row(4, tributary=(5.0, 5.0), nccl=(6.0, 6.0))
+    measured = replay(begin, row, END, memory="cuda", mode="stream", compare="nccl")
+    text = _text_of(measured)
+    assert "trib_allreduce, 4 ranks" in text and "32 operations back to back" in text
+    assert "interval" in text and "1.20 - 1.20" in text
+    assert measured.results[0].rows()[0]["mode"] == "stream"
+
+
+def test_what_the_benchmark_misses_is_said(replay: Replay) -> None:
+    problem = {"type": "error", "text": "--memory cuda: the CUDA driver finds no GPU here"}
+    with pytest.raises(UserError, match=r"^--memory cuda: the CUDA driver finds no GPU here$"):
+        replay(problem, status=1, memory="cuda")
+
+
+def test_arguments_of_the_native_benchmark() -> None:
+    host = bench.Job("allreduce", 2, [4, 8]).arguments()
+    assert "--memory" not in host and "--nccl" not in host
+    job = bench.Job("allreduce", 2, [4], memory="cuda", mode="graph", burst=3, compare="nccl")
+    words = " ".join(job.arguments())
+    assert "--memory cuda --mode graph" in words and "--burst 3 --nccl libnccl.so.2" in words
+    job.nccl = "/opt/libnccl.so"
+    assert " ".join(job.arguments()).endswith("--nccl /opt/libnccl.so")
+
+
+def test_nccl_is_found_in_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = []
+    for name in ("a", "b"):
+        files.append(tmp_path / name / "nvidia/nccl/lib/libnccl.so.2")
+        files[-1].parent.mkdir(parents=True)
+        files[-1].touch()
+    python = tmp_path / "bin/python3"
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\necho; echo {tmp_path}/b; echo {tmp_path}/c\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.path", ["", f"{tmp_path}/a"])
+    monkeypatch.setenv("PATH", f"{python.parent}:/usr/bin:/bin")
+    assert bench.nccl_files() == ["libnccl.so.2", *map(str, files)]
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU here")
+@pytest.mark.parametrize("mode", ["blocking", "stream"])
+def test_no_gpu_is_said(mode: str, trib: Trib) -> None:
+    built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    words = ("--memory", "cuda", "--mode", mode, "--mpi", "mpich")
+    status, _, error = trib("bench", "allreduce", "-n", "2", *words)
+    assert status == 2
+    assert "--memory cuda: " in error
+    assert "no CUDA driver here" in error or "no GPU here" in error
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="there is no GPU here")
+@pytest.mark.parametrize("mode", bench.MODES)
+def test_a_small_measurement_on_gpus(mode: str, trib: Trib, tmp_path: Path) -> None:
+    built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    data = tmp_path / "x.json"
+    compare = "mpi" if mode == "blocking" else "none"
+    status, _, error = trib(
+        *("bench", "allreduce", "--memory", "cuda", "--mode", mode, "--compare", compare),
+        *("--mpi", "mpich", "--sizes", "4,1M", "--repeats", "2", "--batch-ms", "2", "--json", data),
+    )
+    assert status == 0, error
+    rows = json.loads(data.read_text())["rows"]
+    assert {row["mode"] for row in rows} == {mode}
+    assert all(row["wrong"] == 0 and row["memory"] == "cuda" for row in rows)
 
 
 IMB = """

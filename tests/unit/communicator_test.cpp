@@ -203,9 +203,9 @@ void disturb() {
 }
 
 TEST(Communicator, StressWithRandomDelays) {
-  backends();  // loads the module
+  host_backend();  // loads the module
   Dl_info core{};
-  ASSERT_NE(dladdr(reinterpret_cast<void*>(&backends), &core), 0);
+  ASSERT_NE(dladdr(reinterpret_cast<void*>(&host_backend), &core), 0);
   const std::string file =
       std::filesystem::absolute(core.dli_fname).parent_path() / "trib_backend_host.so";
   void* const module = dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD);

@@ -1,21 +1,31 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Measure reductions: Tributary against the MPI's own, interleaved in one job.
+"""Measure reductions: Tributary against the MPI's own, and against NCCL, interleaved in one job.
 
 A time is the median of the repeats, each the median over calls, of a call's slowest rank. The ratio is the MPI's time
 over Tributary's: above 1, Tributary is faster; the interval beside it spans the repeats. Bandwidths are Tributary's, as
 nccl-tests define them (bytes: of the whole vector). `wrong` counts elements that differ from a reference.
+
+With --memory cuda the buffers are on GPUs, and there are as many ranks as GPUs if -n does not say otherwise. A call ends
+when its result may be used.
+The MPI's own function is then timed with the copies to and from page-locked host memory that its users write around it
+("mpi+copy"), unless --mpi-gpu-aware says that it takes GPU buffers. --mode stream times operations enqueued back to back
+on a CUDA stream, --mode graph those of a CUDA graph: by Tributary's C API and by NCCL, per operation.
 
 examples:
   trib bench allreduce -n 2
   trib bench all -n 2 --mpi openmpi --json out/openmpi.json --plot out/openmpi.png
   trib bench reduce -n 4 --sizes 4:1M:4 --dtype double --op max
   trib bench allreduce -n 8 --algorithm ring --compare none
+  trib bench allreduce -n 4 --memory cuda --compare mpi,nccl --sizes 4:1G
+  trib bench all -n 4 --memory cuda --mode graph --json out/graph.json
 """
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -25,7 +35,7 @@ from tributary import bench, mpi, plot, tree
 from tributary.cli import arguments, output
 from tributary.errors import UserError
 
-HELP = "measure reductions, against the MPI's own"
+HELP = "measure reductions, against the MPI's own and NCCL"
 
 # What C programmers call the types.
 _ALIASES = {
@@ -70,7 +80,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--op", metavar="OP", default="sum", help="operator (default: sum)")
     add("--root", metavar="RANK", type=int, default=0, help="root of reduce (default: 0)")
-    add("--memory", metavar="KIND", default="host", help="where the buffers are: host (default)")
+    add(
+        "--memory",
+        metavar="KIND",
+        default="host",
+        help="where the buffers are: host (default), or cuda: on the GPUs",
+    )
+    add(
+        "--mode",
+        metavar="MODE",
+        default="blocking",
+        help="blocking calls (default); with --memory cuda also stream or graph",
+    )
+    add(
+        "--burst",
+        metavar="N",
+        type=arguments.positive,
+        default=None,
+        help="operations per synchronisation, on a stream (default: 32) or in a graph (default: 8)",
+    )
     add(
         "--algorithm",
         metavar="NAME",
@@ -79,9 +107,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--compare",
-        metavar="WHAT",
-        default="mpi",
-        help="mpi (default): the MPI's own as well; none",
+        metavar="LIST",
+        default=None,
+        help="mpi: the MPI's own as well (default); nccl: NCCL, with --memory cuda (default with --mode stream and graph); "
+        "both, as mpi,nccl; none",
+    )
+    add(
+        "--nccl",
+        metavar="PATH",
+        default=os.environ.get("TRIB_NCCL"),
+        help="NCCL's file (TRIB_NCCL; default: libnccl.so.2 where the loader or a Python's packages have it)",
+    )
+    add(
+        "--mpi-gpu-aware",
+        action="store_true",
+        help="the MPI takes GPU buffers (as Intel MPI with I_MPI_OFFLOAD=1): time it on them, not mpi+copy",
     )
     add(
         "--check",
@@ -113,6 +153,40 @@ def _choice(option: str, value: str, accepted: tuple[str, ...]) -> str:
     return value
 
 
+def _compare(parsed: argparse.Namespace) -> str:
+    """The value of --compare, or what fits the mode."""
+    is_blocking = parsed.mode == "blocking"
+    value: str = parsed.compare or ("mpi" if is_blocking else "nccl")
+    accepted = (*bench.COMPARED, "none") if parsed.memory == "cuda" else ("mpi", "none")
+    if not is_blocking:
+        accepted = ("nccl", "none")
+    words = value.split(",")
+    for word in words:
+        if word == "nccl" and parsed.memory == "host":
+            raise UserError(
+                "--compare nccl: NCCL reduces GPU buffers only: add --memory cuda "
+                f"(with --memory host: {', '.join(accepted)})"
+            )
+        if word == "mpi" and not is_blocking:
+            raise UserError(
+                f"--compare mpi: an MPI has no operations on a stream; with --mode {parsed.mode}: {', '.join(accepted)}"
+            )
+        _choice("--compare", word, accepted)
+    if "none" in words and len(words) > 1:
+        raise UserError(f"--compare {value}: none stands alone")
+    return value
+
+
+def _default_ranks(memory: str) -> int:
+    """As many as cores, or as GPUs."""
+    if memory == "host":
+        return max(2, mpi.usable_cores())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return max(1, len([name for name in visible.split(",") if name]))
+    return max(1, len(list(Path("/dev").glob("nvidia[0-9]*"))))
+
+
 def job_of(parsed: argparse.Namespace) -> bench.Job:
     """What the arguments ask for, checked."""
     info = tree.info()
@@ -124,14 +198,19 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         raise UserError(
             f"--op {op}: MPI does not define it on {parsed.dtype}; it is on {', '.join(info['operators'][op])}"
         )
-    _choice("--memory", parsed.memory, ("host",))
+    _choice("--memory", parsed.memory, bench.MEMORIES)
+    _choice("--mode", parsed.mode, bench.MODES)
+    if parsed.memory == "host" and parsed.mode != "blocking":
+        raise UserError(f"--mode {parsed.mode}: it needs GPU buffers: add --memory cuda")
+    if parsed.memory == "host" and parsed.mpi_gpu_aware:
+        raise UserError("--mpi-gpu-aware: it needs GPU buffers: add --memory cuda")
     if parsed.plot and parsed.plot.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"--plot: {parsed.plot}: accepted suffixes: .png, .svg, .pdf")
     settings: dict[str, str] = {}
     if parsed.algorithm:
         names = tuple(row["name"] for row in info["algorithms"])
         settings["TRIB_ALGORITHM"] = _choice("--algorithm", parsed.algorithm, ("auto", *names))
-    ranks = parsed.ranks or max(2, mpi.usable_cores())
+    ranks = parsed.ranks or _default_ranks(parsed.memory)
     if not 0 <= parsed.root < ranks:
         raise UserError(f"--root: {parsed.root} is not among the ranks 0 to {ranks - 1}")
     return bench.Job(
@@ -142,12 +221,17 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         dtype=dtype,
         op=op,
         root=parsed.root,
-        compare=_choice("--compare", parsed.compare, ("mpi", "none")),
+        compare=_compare(parsed),
         check=parsed.check,
         repeats=parsed.repeats,
         batch_ms=parsed.batch_ms,
         launcher=parsed.launcher,
         settings=settings,
+        memory=parsed.memory,
+        mode=parsed.mode,
+        burst=parsed.burst,
+        nccl=parsed.nccl,
+        is_mpi_gpu_aware=parsed.mpi_gpu_aware,
     )
 
 
@@ -172,72 +256,109 @@ def measure_with_progress(job: bench.Job) -> bench.Measurement:
             text = f"{result.collective} {arguments.bytes_text(result.bytes)}B"
             if result.tributary:
                 text += f": {arguments.time_text(result.tributary.time_us)} us"
-            if result.ratio:
-                text += f", ratio {result.ratio:.2f}"
+            for other in result.compared:
+                if ratio := result.ratio_to(other):
+                    to = f" to {_label(result, other)}" if result.memory != "host" else ""
+                    text += f", ratio{to} {ratio:.2f}"
             progress.update(task, advance=1, description=text)
             if not console.is_terminal:
                 print(text, file=sys.stderr, flush=True)
     return measurement
 
 
-def table(results: list[bench.Result], title: str, mpi_title: str) -> Table:
+def _label(result: bench.Result, other: str) -> str:
+    """A library's short name."""
+    return "NCCL" if other == "nccl" else result.compared[other].library
+
+
+def _ratio_cells(result: bench.Result, other: str, has_interval: bool) -> list[str]:
+    ratio, ratios = result.ratio_to(other), result.ratios_to(other)
+    if not ratio:
+        return ["-", "-"] if has_interval else ["-"]
+    passes = result.passes_against(other)
+    colour = "red" if passes is False else "green" if ratio >= 1 else "yellow"
+    cells = [f"[{colour}]{ratio:.2f}[/]"]
+    return [*cells, f"{min(ratios):.2f} - {max(ratios):.2f}"] if has_interval else cells
+
+
+def _wrong_cell(result: bench.Result, side: bench.Side) -> str:
+    sides = (result.tributary, *result.compared.values())
+    wrong = [s.wrong for s in sides if s and s.wrong is not None]
+    if not wrong:
+        return "-"
+    return f"[red]{' / '.join(map(str, wrong))}[/]" if any(wrong) else str(side.wrong)
+
+
+def table(
+    results: list[bench.Result], title: str, mpi_title: str, nccl_title: str = "NCCL"
+) -> Table:
     """One collective."""
     made = output.table(title)
     made.add_column("bytes", justify="right", no_wrap=True)
-    both = any(r.tributary for r in results) and any(r.mpi for r in results)
-    if any(r.mpi for r in results):
-        made.add_column(f"{mpi_title}\nus", justify="right", no_wrap=True)
-    if any(r.tributary for r in results):
+    # Of the libraries that are there at any size.
+    of_results = {other: _label(r, other) for r in results for other in r.compared}
+    labels = {other: of_results[other] for other in bench.COMPARED if other in of_results}
+    has_tributary = any(r.tributary for r in results)
+    is_on_gpu = any(r.memory != "host" for r in results)
+    for other, label in labels.items():
+        heading = nccl_title if other == "nccl" else mpi_title
+        if label == "mpi+copy":
+            heading = f"mpi+copy\n{mpi_title}"
+        made.add_column(f"{heading}\nus", justify="right", no_wrap=True)
+    if has_tributary:
         made.add_column("Tributary\nus", justify="right", no_wrap=True)
-    if both:
-        made.add_column("ratio", justify="right", no_wrap=True)
-        made.add_column("interval", justify="right", no_wrap=True)
+        for label in labels.values():
+            heading = f"ratio:\n{label} time /\nTributary's" if is_on_gpu else "ratio"
+            made.add_column(heading, justify="right", no_wrap=True)
+            if len(labels) == 1:
+                made.add_column("interval", justify="right", no_wrap=True)
     made.add_column("algbw\nGB/s", justify="right", no_wrap=True)
     made.add_column("busbw\nGB/s", justify="right", no_wrap=True)
     made.add_column("wrong", justify="right", no_wrap=True)
     made.add_column("algorithm", no_wrap=True)
     for r in results:
-        side = r.tributary or r.mpi
+        side = r.tributary or next(iter(r.compared.values()), None)
         if side is None:
             continue
         cells = [arguments.bytes_text(r.bytes)]
-        cells += (
-            [arguments.time_text(r.mpi.time_us) if r.mpi else "-"]
-            if any(x.mpi for x in results)
-            else []
-        )
-        cells += [arguments.time_text(r.tributary.time_us)] if r.tributary else []
-        if both:
-            colour = "red" if r.passes is False else "green" if (r.ratio or 0) >= 1 else "yellow"
-            cells += (
-                [f"[{colour}]{r.ratio:.2f}[/]", f"{min(r.ratios):.2f} - {max(r.ratios):.2f}"]
-                if r.ratio
-                else ["-", "-"]
-            )
-        wrong = [s.wrong for s in (r.tributary, r.mpi) if s and s.wrong is not None]
-        text = (
-            "-"
-            if not wrong
-            else str(side.wrong)
-            if not any(wrong)
-            else f"[red]{' / '.join(map(str, wrong))}[/]"
-        )
-        cells += [f"{r.algbw(side):.2f}", f"{r.busbw(side):.2f}", text, side.algorithm]
-        made.add_row(*cells)
+        for other in labels:
+            known = r.compared.get(other)
+            cells.append(arguments.time_text(known.time_us) if known else "-")
+        if has_tributary:
+            cells.append(arguments.time_text(r.tributary.time_us) if r.tributary else "-")
+            for other in labels:
+                cells += _ratio_cells(r, other, has_interval=len(labels) == 1)
+        cells += [f"{r.algbw(side):.2f}", f"{r.busbw(side):.2f}", _wrong_cell(r, side)]
+        made.add_row(*cells, side.algorithm)
     return made
 
 
 def verdict(results: list[bench.Result]) -> str:
-    """One sentence on the ratios."""
-    known = [r for r in results if r.ratio is not None]
-    if not known:
-        return ""
-    passed = sum(1 for r in known if r.passes)
-    lowest = min(known, key=lambda r: r.ratio or 0)
-    return (
-        f"Tributary is at least as fast at {passed} of {len(known)} sizes (an interval that touches 1 counts); "
-        f"lowest ratio {lowest.ratio:.2f} ({lowest.collective}, {arguments.bytes_text(lowest.bytes)}B)."
-    )
+    """One sentence on the ratios to each library."""
+    sentences = []
+    for other in bench.COMPARED:
+        known = [(r, ratio) for r in results if (ratio := r.ratio_to(other)) is not None]
+        if not known:
+            continue
+        passed = sum(1 for r, _ in known if r.passes_against(other))
+        least, lowest = min(known, key=lambda pair: pair[1])
+        against = f"Against {_label(least, other)}: " if least.memory != "host" else ""
+        sentences.append(
+            f"{against}Tributary is at least as fast at {passed} of {len(known)} sizes (an interval that touches 1 counts); "
+            f"lowest ratio {lowest:.2f} ({least.collective}, {arguments.bytes_text(least.bytes)}B)."
+        )
+    return "\n".join(sentences)
+
+
+def _job_text(begin: dict[str, Any]) -> str:
+    text = f"{begin['ranks']} ranks, {begin['dtype']} {begin['op']}"
+    if begin.get("memory", "host") == "host":
+        return text
+    mode = {
+        "stream": f", {begin.get('operations_per_sync')} operations back to back on a stream",
+        "graph": f", a graph of {begin.get('operations_per_sync')} operations",
+    }
+    return f"{text}, buffers on GPUs{mode.get(begin['mode'], '')}"
 
 
 def report(measurement: bench.Measurement, console: Console) -> None:
@@ -246,8 +367,17 @@ def report(measurement: bench.Measurement, console: Console) -> None:
     for collective in bench.COLLECTIVES:
         results = [r for r in measurement.results if r.collective == collective]
         if results:
-            title = f"MPI_{collective.capitalize()}, {begin['ranks']} ranks, {begin['dtype']} {begin['op']}"
-            console.print(table(results, title, measurement.mpi_title))
+            name = bench.function_name(collective, results[0].mode)
+            title = f"{name}, {_job_text(begin)}"
+            console.print(table(results, title, measurement.mpi_title, measurement.nccl_title))
+    if measurement.gpus_title:
+        settings = [f"{name}={value}" for name, value in begin.get("nccl_settings", {}).items()]
+        console.print(
+            f"GPUs: {measurement.gpus_title}, driver {begin.get('driver') or 'unknown'}, CUDA {begin['cuda']}"
+            + (f", {measurement.nccl_title}" if begin.get("nccl") else "")
+            + (f" with {' '.join(settings)}" if settings else ""),
+            markup=False,
+        )
     if not begin.get("preload"):
         console.print(
             "[yellow]Tributary's preload library is not built: these are the MPI's times alone.[/]"
@@ -269,6 +399,30 @@ def report(measurement: bench.Measurement, console: Console) -> None:
         console.print(text)
 
 
+def draw(measurement: bench.Measurement, path: Path) -> None:
+    """The picture."""
+    job, where = measurement.job, bench.environment(measurement)
+    place = f"{where['processor']}, {where['cores']} cores"
+    mpi_title, compared = measurement.mpi_title, measurement.mpi_title
+    if job.memory != "host":
+        place = f"{measurement.gpus_title}, {job.mode}"
+        sides = [side for r in measurement.results for side in r.compared.values()]
+        if any(side.library == "mpi+copy" for side in sides):
+            mpi_title = f"mpi+copy ({mpi_title})"
+        names = {"mpi": mpi_title, "nccl": measurement.nccl_title}
+        there = {name for r in measurement.results for name in r.compared}
+        compared = " and ".join(names[name] for name in bench.COMPARED if name in there)
+    plot.draw(
+        bench.panels(measurement.results),
+        path,
+        f"Tributary and {compared}, {job.ranks} ranks",
+        f"{place}; {job.dtype} {job.op}; same job, interleaved, "
+        f"median of {job.repeats} repeats; band: their span",
+        mpi_title,
+        nccl=measurement.nccl_title,
+    )
+
+
 def run(parsed: argparse.Namespace) -> int:
     """Measure, print, write; 1 if results were wrong."""
     job = job_of(parsed)
@@ -280,15 +434,7 @@ def run(parsed: argparse.Namespace) -> int:
         parsed.json.write_text(json.dumps(bench.document(measurement), indent=1) + "\n")
         console.print(f"measurements: {parsed.json}")
     if parsed.plot:
-        where = bench.environment(measurement)
-        plot.draw(
-            bench.panels(measurement.results),
-            parsed.plot,
-            f"Tributary and {measurement.mpi_title}, {job.ranks} ranks",
-            f"{where['processor']}, {where['cores']} cores; {job.dtype} {job.op}; same job, interleaved, "
-            f"median of {job.repeats} repeats; band: their span",
-            measurement.mpi_title,
-        )
+        draw(measurement, parsed.plot)
         console.print(f"picture: {parsed.plot}")
     if measurement.wrong:
         console.print(f"[red]{measurement.wrong} elements were wrong.[/]")

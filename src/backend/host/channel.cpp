@@ -159,16 +159,46 @@ bool Channel::reserve_data() {
   return true;
 }
 
-std::size_t Channel::fit(const Schedule& schedule, bool is_large) const {
-  if (schedule.flags > flags_) return 0;
+std::size_t Channel::fit(int flags, int units, bool is_large) const {
+  if (flags > flags_) return 0;
   const std::size_t room = is_large ? kLargeBytes : small_bytes_;
-  if (schedule.units == 0)
+  if (units == 0)
     return room;  // nothing goes through scratch: a pass only has to be of a reasonable size
-  return room / static_cast<std::size_t>(schedule.units) / kCacheLine * kCacheLine;
+  return room / static_cast<std::size_t>(units) / kCacheLine * kCacheLine;
 }
 
-std::unique_ptr<trib::Program> Channel::load(const Schedule& schedule) {
-  return std::make_unique<Program>(*this, schedule);
+std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all) {
+  return std::make_unique<Program>(*this, all[static_cast<std::size_t>(rank_)]);
+}
+
+void Channel::present(const Card& card) {
+  PresentedCard& own = peers_[rank_].control->cards[++meeting_ % 2];
+  own.card = card;
+  // Release: pairs with the acquire in absent().
+  own.meeting.store(meeting_, std::memory_order_release);
+}
+
+int Channel::absent() {
+  for (int peer = 0; peer < size_; ++peer)
+    if (peers_[peer].control->cards[meeting_ % 2].meeting.load(std::memory_order_acquire) !=
+        meeting_)
+      return peer;
+  for (int peer = 0; peer < size_; ++peer) compare(peer);
+  return -1;
+}
+
+/// A rank may be ahead of another by kWindows runs per reader on the way between them, and there
+/// are at most size_ - 1: by the time a rank starts run meet_from, everyone has left the run in
+/// which it was set, and the credits that say so have carried the store along.
+void Channel::ask_for_meetings() {
+  std::uint64_t none = 0;
+  const std::uint64_t from = last_run_ + static_cast<std::uint64_t>(kWindows * size_) + 16;
+  peers_[0].control->meet_from.compare_exchange_strong(none, from, std::memory_order_relaxed);
+}
+
+bool Channel::is_time_to_meet() const {
+  const std::uint64_t from = peers_[0].control->meet_from.load(std::memory_order_relaxed);
+  return from != 0 && last_run_ + 1 >= from;
 }
 
 void Channel::announce(const Signature& signature) {

@@ -62,15 +62,25 @@ struct alignas(kCacheLine) Record {
   std::atomic<std::uint64_t> call, hash, count, packed;
 };
 
+/// A rank's card at a meeting, of two used in turn: nobody comes to meeting n + 2 before all have
+/// come to n + 1, and so have read the cards of n.
+struct alignas(kCacheLine) PresentedCard {
+  std::atomic<std::uint64_t> meeting;
+  Card card;
+};
+
 struct Control {
   Completed completed;
   State state;
+  /// Rank 0's counts: the first run before which ranks meet, if not zero. Set once.
+  alignas(kCacheLine) std::atomic<std::uint64_t> meet_from;
+  PresentedCard cards[2];
   Record history[kHistory];
 };
 
 class Program;
 
-class Channel final : public trib::Channel {
+class Channel final : public HostChannel {
  public:
   static std::unique_ptr<Channel> open(Bootstrap& bootstrap, const Config& config,
                                        std::string& why);
@@ -78,13 +88,21 @@ class Channel final : public trib::Channel {
   bool can_attach() const override { return can_attach_; }
   bool reserve_data() override;
   bool has_data() const override { return data_ != nullptr; }
-  std::size_t fit(const Schedule& schedule, bool is_large) const override;
-  std::unique_ptr<trib::Program> load(const Schedule& schedule) override;
+  std::size_t fit(int flags, int units, bool is_large) const;
+  std::unique_ptr<trib::Program> load(const std::vector<Schedule>& all) override;
+  Memory where(const void* pointer) const override {
+    return pointer == nullptr ? Memory::none : Memory::host;
+  }
   void announce(const Signature& signature) override;
   int missing() override;
   void diagnose(int blocked_on, std::uint64_t position) override;
   void check_alive(int blocked_on) override;
   void poison(const std::string& why) noexcept override;
+  void present(const Card& card) override;
+  int absent() override;
+  Card card(int rank) const override { return peers_[rank].control->cards[meeting_ % 2].card; }
+  void ask_for_meetings() override;
+  bool is_time_to_meet() const override;
 
  private:
   friend class Program;
@@ -113,6 +131,7 @@ class Channel final : public trib::Channel {
   int suspect_ = -1;                    // a peer that has left our call, ...
   std::uint64_t suspect_position_ = 0;  // ... and where we stood when we saw that
   std::uint64_t last_run_ = 0;          // the last one started
+  std::uint64_t meeting_ = 0;           // the last one
   const std::vector<int>* window_readers_[kWindows] = {};  // who reads what we wrote there last
 };
 

@@ -7,15 +7,14 @@
 namespace trib::host {
 namespace {
 
-class Host final : public Backend {
+class Host final : public HostBackend {
  public:
   std::string_view name() const override { return "host"; }
   std::string describe() const override {
     return std::string("host memory, kernels for ") + kernel_isa();
   }
-  bool owns(const void*) const override { return true; }  // asked last: whatever no device claims
-  std::unique_ptr<trib::Channel> open(Bootstrap& bootstrap, const Config& config,
-                                      std::string& why) override {
+  std::unique_ptr<HostChannel> open(Bootstrap& bootstrap, const Config& config,
+                                    std::string& why) override {
     return Channel::open(bootstrap, config, why);
   }
 };
@@ -29,7 +28,7 @@ extern "C" __attribute__((visibility("default"))) void trib_backend_host_disturb
   trib::host::disturb = function;
 }
 
-extern "C" __attribute__((visibility("default"))) trib::Backend* trib_backend() {
+extern "C" __attribute__((visibility("default"))) trib::HostBackend* trib_host_backend() {
   static auto* const host = new trib::host::Host;  // never destroyed: MPI may end very late
   return host;
 }

@@ -34,6 +34,8 @@ Program::Program(Channel& channel, const Schedule& schedule)
       rank_(channel.rank_),
       chunks_(schedule.chunks),
       stages_(schedule.stages),
+      flags_(schedule.flags),
+      units_(schedule.units),
       readers_(schedule.readers),
       attached_readers_(schedule.attached_readers),
       endangers_input_(schedule.endangers_input) {

@@ -17,6 +17,7 @@ class Program final : public trib::Program, public Operation {
  public:
   Program(Channel& channel, const Schedule& schedule);
 
+  std::size_t fit(bool is_large) const override { return channel_.fit(flags_, units_, is_large); }
   Operation& launch(const Arguments& arguments) override;
   bool advance(int polls) override;
   int blocked_on() const override { return blocked_on_; }
@@ -57,7 +58,7 @@ class Program final : public trib::Program, public Operation {
 
   Channel& channel_;
   const int rank_;
-  const int chunks_, stages_;
+  const int chunks_, stages_, flags_, units_;
   std::vector<int> readers_, attached_readers_;
   std::vector<Instruction> instructions_;
   std::vector<Operand> operands_;

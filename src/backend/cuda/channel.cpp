@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Setting up a channel: every rank allocates its inbox, and maps those of its peers.
+#include "backend/cuda/channel.hpp"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <new>
+
+#include "backend/cuda/memory.hpp"
+#include "backend/cuda/program.hpp"
+#include "base/log.hpp"
+
+namespace trib::cuda {
+namespace {
+
+struct Hello {
+  bool is_ready;
+  int pid;
+  int blocks;
+  CUuuid device;
+  CUcontext context;
+  CUdeviceptr inbox;
+  CUipcMemHandle handle;
+  char why[160];
+};
+
+/// All ranks' answers, or an explanation of the first that is no.
+bool all_agree(Bootstrap& bootstrap, const std::string& trouble, std::string& why) {
+  struct Answer {
+    bool is_good;
+    char why[160];
+  };
+  Answer mine{trouble.empty(), {}};
+  trouble.copy(mine.why, sizeof mine.why - 1);
+  std::vector<Answer> all(static_cast<std::size_t>(bootstrap.size()));
+  bootstrap.exchange(&mine, all.data(), sizeof mine);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].is_good) continue;
+    why = "rank " + std::to_string(rank) + ": " + all[rank].why;
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Channel::Channel(Bootstrap& bootstrap, const Config& config)
+    : bootstrap_(bootstrap),
+      driver_(*driver()),
+      rank_(bootstrap.rank()),
+      size_(bootstrap.size()),
+      peers_(static_cast<std::size_t>(size_)) {
+  time_limit_ =
+      static_cast<std::uint64_t>(1e9 * (config.timeout > 0 ? config.timeout : kTimeLimitSeconds));
+}
+
+/// This rank's part: context, kernels, memory.
+void Channel::set_up(const void* pointer) {
+  context_ = context_of(pointer);
+  if (context_ == nullptr) throw Error(Code::device, "cuda: no context for the buffer's device");
+  const Current current(context_);
+  check(driver_.cuCtxGetDevice_(&device_), "no device");
+  check(driver_.cuDeviceGetAttribute_(&max_blocks_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                                      device_),
+        "cannot count multiprocessors");
+  max_blocks_ = std::min(max_blocks_, kMaxBlocks);
+  kernels_ = &Kernels::of_current();
+  // Above the program's own work: peers wait for ours. Ordered behind the default stream, as the
+  // copies are through which other MPIs move such buffers: programs may not know that a copy from
+  // pageable memory can still be under way when it has returned.
+  int lowest = 0, highest = 0;
+  check(driver_.cuCtxGetStreamPriorityRange_(&lowest, &highest), "cannot get priorities");
+  check(driver_.cuStreamCreateWithPriority_(&stream_, CU_STREAM_DEFAULT, highest),
+        "cannot create a stream");
+  void* host = nullptr;
+  check(driver_.cuMemHostAlloc_(&host, sizeof(Doorbell),
+                                CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+        "cannot pin host memory");
+  doorbell_ = new (host) Doorbell{};
+  check(driver_.cuMemAlloc_(&counters_, sizeof(Counters)), "cannot allocate");
+  check(driver_.cuMemsetD8_(counters_, 0, sizeof(Counters)), "cannot clear memory");
+  CUdeviceptr& inbox = peers_[static_cast<std::size_t>(rank_)].inbox;
+  check(driver_.cuMemAlloc_(&inbox, kInboxBytes), "cannot allocate an inbox of 66 MiB");
+  check(driver_.cuMemsetD8_(inbox, 0, kInboxBytes), "cannot clear memory");
+  check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
+}
+
+void Channel::map(int rank, const void* hello_of_peer) {
+  const Hello& hello = *static_cast<const Hello*>(hello_of_peer);
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  const Current current(context_);
+  if (hello.pid == ::getpid()) {  // a thread of this process
+    peer.inbox = hello.inbox;
+    if (hello.context == context_) return;
+    const CUresult result = driver_.cuCtxEnablePeerAccess_(hello.context, 0);
+    if (result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) check(result, "no peer access");
+    return;
+  }
+  check(driver_.cuIpcOpenMemHandle_(&peer.inbox, hello.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+        "cannot map a peer's memory");
+  peer.is_mapped = true;
+}
+
+std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& config,
+                                       const void* pointer, std::string& why) {
+  std::unique_ptr<Channel> channel;
+  Hello mine{};
+  std::string trouble;
+  try {
+    if (driver() == nullptr) throw Error(Code::device, "the CUDA driver is not loaded");
+    if (bootstrap.size() > kMaxRanks)
+      throw Error(Code::device, "more than " + std::to_string(kMaxRanks) + " ranks");
+    channel.reset(new Channel(bootstrap, config));
+    channel->set_up(pointer);
+    const Current current(channel->context_);
+    mine.inbox = channel->peers_[static_cast<std::size_t>(channel->rank_)].inbox;
+    mine.context = channel->context_;
+    mine.blocks = channel->max_blocks_;
+    mine.pid = ::getpid();
+    check(channel->driver_.cuDeviceGetUuid_(&mine.device, channel->device_), "no device id");
+    check(channel->driver_.cuIpcGetMemHandle_(&mine.handle, mine.inbox), "cannot share memory");
+    mine.is_ready = true;
+  } catch (const std::exception& error) {
+    trouble = error.what();
+  }
+  if (!all_agree(bootstrap, trouble, why)) return nullptr;
+  std::vector<Hello> all(static_cast<std::size_t>(bootstrap.size()));
+  bootstrap.exchange(&mine, all.data(), sizeof mine);
+  try {
+    for (int rank = 0; rank < channel->size_; ++rank) {
+      channel->max_blocks_ =
+          std::min(channel->max_blocks_, all[static_cast<std::size_t>(rank)].blocks);
+      if (rank == channel->rank_) continue;
+      if (std::memcmp(&all[static_cast<std::size_t>(rank)].device, &mine.device,
+                      sizeof mine.device) == 0)
+        throw Error(Code::device, "shares its GPU with rank " + std::to_string(rank));
+      channel->map(rank, &all[static_cast<std::size_t>(rank)]);
+    }
+  } catch (const std::exception& error) {
+    trouble = error.what();
+  }
+  if (!all_agree(bootstrap, trouble, why)) return nullptr;
+  return channel;
+}
+
+/// Not collective: a peer may still have the inbox mapped. The driver keeps the memory until the
+/// last mapping is closed.
+Channel::~Channel() { release(); }
+
+void Channel::release() noexcept {
+  if (context_ == nullptr) return;
+  try {
+    const Current current(context_);
+    if (stream_ != nullptr) driver_.cuStreamDestroy_(stream_);
+    for (const Peer& peer : peers_)
+      if (peer.is_mapped) driver_.cuIpcCloseMemHandle_(peer.inbox);
+    const CUdeviceptr own = peers_[static_cast<std::size_t>(rank_)].inbox;
+    if (own != 0) driver_.cuMemFree_(own);
+    if (counters_ != 0) driver_.cuMemFree_(counters_);
+    if (doorbell_ != nullptr) driver_.cuMemFreeHost_(doorbell_);
+  } catch (const Error&) {
+    // The context is gone, and all of this with it.
+  }
+  context_ = nullptr;
+}
+
+std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all) {
+  return std::make_unique<Program>(*this, all);
+}
+
+void Channel::poison(const std::string&) noexcept {
+  if (doorbell_ == nullptr) return;
+  std::atomic_ref(doorbell_->abort).store(1, std::memory_order_release);
+  // The kernel sees it within a millisecond; the caller's buffers are its own again only then.
+  const auto start = std::chrono::steady_clock::now();
+  while (std::atomic_ref(doorbell_->done).load(std::memory_order_acquire) < launches_ &&
+         std::chrono::steady_clock::now() - start < std::chrono::seconds(2))
+    ::sched_yield();
+}
+
+Memory Channel::where(const void* pointer) const { return where_in(context_, pointer); }
+
+void Channel::check_stream() {
+  const Current current(context_);
+  const CUresult result = driver_.cuStreamQuery_(stream_);
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) check(result, "a kernel failed");
+}
+
+}  // namespace trib::cuda

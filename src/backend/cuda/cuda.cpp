@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The backend for NVIDIA GPUs, as a loadable module. channel.hpp comes next.
+#include "backend/backend.hpp"
+#include "backend/cuda/canonical.hpp"
+#include "backend/cuda/channel.hpp"
+#include "backend/cuda/memory.hpp"
+
+namespace trib::cuda {
+namespace {
+
+class Cuda final : public DeviceBackend {
+ public:
+  std::string_view name() const override { return "cuda"; }
+
+  std::string describe() const override {
+    const Driver* const driver = load_driver();
+    if (driver == nullptr) return "no driver";
+    int version = 0, count = 0;
+    driver->cuDriverGetVersion_(&version);
+    driver->cuDeviceGetCount_(&count);
+    std::string text = "driver for CUDA " + std::to_string(version / 1000) + "." +
+                       std::to_string(version % 1000 / 10) + ", " + std::to_string(count) +
+                       (count == 1 ? " GPU" : " GPUs");
+    CUdevice device = 0;
+    char name[128] = {};
+    if (count > 0 && driver->cuDeviceGet_(&device, 0) == CUDA_SUCCESS &&
+        driver->cuDeviceGetName_(name, sizeof name - 1, device) == CUDA_SUCCESS)
+      text += std::string(" (") + name + ")";
+    return text;
+  }
+
+  bool is_in_use() const override {
+    const Driver* const driver = cuda::driver();
+    if (driver == nullptr) return false;
+    CUcontext current = nullptr;
+    if (driver->cuCtxGetCurrent_(&current) == CUDA_SUCCESS && current != nullptr) return true;
+    int count = 0;
+    if (driver->cuDeviceGetCount_(&count) != CUDA_SUCCESS) return false;  // not initialised
+    for (int i = 0; i < count; ++i) {
+      CUdevice device = 0;
+      unsigned flags = 0;
+      int is_active = 0;
+      if (driver->cuDeviceGet_(&device, i) == CUDA_SUCCESS &&
+          driver->cuDevicePrimaryCtxGetState_(device, &flags, &is_active) == CUDA_SUCCESS &&
+          is_active != 0)
+        return true;
+    }
+    return false;
+  }
+
+  Memory where(const void* pointer) const override { return cuda::where(pointer); }
+
+  bool is_defined(Op op, Dtype dtype) const override {
+    return is_on_device(dtype) && trib::is_defined(op, dtype);
+  }
+
+  std::unique_ptr<trib::Channel> open(Bootstrap& bootstrap, const Config& config,
+                                      const void* pointer, std::string& why) override {
+    return Channel::open(bootstrap, config, pointer, why);
+  }
+
+  void copy(void* to, const void* from, std::size_t bytes) const override {
+    const CUcontext context = where(to) == Memory::device ? context_of(to) : context_of(from);
+    const Current current(context);
+    check(driver()->cuMemcpy_(reinterpret_cast<CUdeviceptr>(to),
+                              reinterpret_cast<CUdeviceptr>(from), bytes),
+          "cannot copy between host and device");
+    // From pageable memory the last part may still be under way.
+    check(driver()->cuStreamSynchronize_(nullptr), "cannot copy between host and device");
+  }
+
+  void* allocate_host(std::size_t bytes) const override {
+    CUcontext context = context_of(nullptr);
+    if (context == nullptr) return nullptr;
+    const Current current(context);
+    void* memory = nullptr;
+    return driver()->cuMemHostAlloc_(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS
+               ? memory
+               : nullptr;
+  }
+  void free_host(void* pointer) const noexcept override {
+    try {
+      const Current current(context_of(pointer));
+      driver()->cuMemFreeHost_(pointer);
+    } catch (const Error&) {
+      // The context is gone, and the memory with it.
+    }
+  }
+};
+
+}  // namespace
+}  // namespace trib::cuda
+
+extern "C" __attribute__((visibility("default"))) trib::DeviceBackend* trib_device_backend() {
+  static auto* const cuda = new trib::cuda::Cuda;  // never destroyed: MPI may end very late
+  return cuda;
+}

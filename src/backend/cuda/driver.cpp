@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backend/cuda/driver.hpp"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "base/log.hpp"
+
+namespace trib::cuda {
+namespace {
+
+const Driver* look_up(int flags) {
+  void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY | flags);
+  if (library == nullptr) return nullptr;
+  static auto& mutex = *new std::mutex;
+  const std::lock_guard lock(mutex);
+  static auto& driver = *new Driver;
+  const char* missing = nullptr;
+#define TRIB_TEXT2(name) #name
+#define TRIB_TEXT(name) TRIB_TEXT2(name)
+  // The name in cuda.h may be a macro for the version in use, such as cuMemAlloc_v2.
+#define TRIB_LOOK_UP(name)                                                                        \
+  driver.name##_ = reinterpret_cast<decltype(driver.name##_)>(::dlsym(library, TRIB_TEXT(name))); \
+  if (driver.name##_ == nullptr) missing = TRIB_TEXT(name);
+  TRIB_DRIVER(TRIB_LOOK_UP)
+  if (missing != nullptr) {
+    log_once(Config::Log::warn, std::string("the CUDA driver is too old, it lacks ") + missing);
+    return nullptr;
+  }
+  return &driver;  // the library stays open: its functions must not go away
+}
+
+std::atomic<const Driver*> found{nullptr};
+
+}  // namespace
+
+const Driver* driver() {
+  const Driver* const known = found.load(std::memory_order_acquire);
+  if (known != nullptr) return known;
+  // Never loaded by us: a program that does not use the GPU must not pay for its driver.
+  const Driver* const now = look_up(RTLD_NOLOAD);
+  if (now != nullptr) found.store(now, std::memory_order_release);
+  return now;
+}
+
+const Driver* load_driver() {
+  if (const Driver* const known = driver()) return known;
+  const Driver* const now = look_up(0);
+  if (now == nullptr || now->cuInit_(0) != CUDA_SUCCESS) return nullptr;
+  found.store(now, std::memory_order_release);
+  return now;
+}
+
+std::string describe(CUresult result) {
+  const char* text = nullptr;
+  const Driver* const known = found.load(std::memory_order_acquire);
+  if (known == nullptr || known->cuGetErrorString_(result, &text) != CUDA_SUCCESS ||
+      text == nullptr)
+    text = "unknown error";
+  return std::string(text) + " (CUDA error " + std::to_string(static_cast<int>(result)) + ")";
+}
+
+Current::Current(CUcontext context) : driver_(*driver()) {
+  CUcontext now = nullptr;
+  if (driver_.cuCtxGetCurrent_(&now) != CUDA_SUCCESS || now != context) {
+    check(driver_.cuCtxPushCurrent_(context), "cannot enter the context");
+    is_pushed_ = true;
+  }
+  driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
+}
+
+Current::~Current() {
+  driver_.cuThreadExchangeStreamCaptureMode_(&mode_);
+  CUcontext popped = nullptr;
+  if (is_pushed_) driver_.cuCtxPopCurrent_(&popped);
+}
+
+}  // namespace trib::cuda

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The CUDA driver, looked up at run time: the module loads on machines that have none. The only
+// place, with the rest of this folder, that sees cuda.h.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <string>
+
+#include "base/error.hpp"
+
+namespace trib::cuda {
+
+#define TRIB_DRIVER(X)           \
+  X(cuCtxGetCurrent)             \
+  X(cuCtxGetDevice)              \
+  X(cuCtxPushCurrent)            \
+  X(cuCtxPopCurrent)             \
+  X(cuCtxEnablePeerAccess)       \
+  X(cuCtxGetStreamPriorityRange) \
+  X(cuDeviceGet)                 \
+  X(cuDeviceGetAttribute)        \
+  X(cuDeviceGetCount)            \
+  X(cuDeviceGetName)             \
+  X(cuDeviceGetUuid)             \
+  X(cuDeviceCanAccessPeer)       \
+  X(cuDeviceGetP2PAttribute)     \
+  X(cuDevicePrimaryCtxGetState)  \
+  X(cuDevicePrimaryCtxRelease)   \
+  X(cuDevicePrimaryCtxRetain)    \
+  X(cuDriverGetVersion)          \
+  X(cuEventCreate)               \
+  X(cuEventDestroy)              \
+  X(cuEventRecord)               \
+  X(cuFuncGetAttribute)          \
+  X(cuGetErrorString)            \
+  X(cuInit)                      \
+  X(cuIpcCloseMemHandle)         \
+  X(cuIpcGetMemHandle)           \
+  X(cuIpcOpenMemHandle)          \
+  X(cuLaunchKernel)              \
+  X(cuMemAlloc)                  \
+  X(cuMemFree)                   \
+  X(cuMemFreeHost)               \
+  X(cuMemHostAlloc)              \
+  X(cuMemHostGetDevicePointer)   \
+  X(cuMemHostRegister)           \
+  X(cuMemHostUnregister)         \
+  X(cuMemcpy)                    \
+  X(cuMemcpyAsync)               \
+  X(cuMemsetD8)                  \
+  X(cuMemsetD32Async)            \
+  X(cuModuleGetFunction)         \
+  X(cuModuleLoadData)            \
+  X(cuPointerGetAttribute)       \
+  X(cuPointerGetAttributes)      \
+  X(cuStreamCreate)              \
+  X(cuStreamCreateWithPriority)  \
+  X(cuStreamDestroy)             \
+  X(cuStreamIsCapturing)         \
+  X(cuStreamQuery)               \
+  X(cuStreamSynchronize)         \
+  X(cuStreamWaitEvent)           \
+  X(cuStreamWaitValue32)         \
+  X(cuStreamWriteValue32)        \
+  X(cuThreadExchangeStreamCaptureMode)
+
+struct Driver {
+#define TRIB_MEMBER(name) decltype(&::name) name##_ = nullptr;
+  TRIB_DRIVER(TRIB_MEMBER)
+#undef TRIB_MEMBER
+};
+
+/// Null as long as the process has not loaded the driver, or if it is too old.
+const Driver* driver();
+/// The same, and loads it: for trib info, and programs that asked for a GPU.
+const Driver* load_driver();
+
+/// "out of memory (CUDA error 2)"
+std::string describe(CUresult result);
+
+/// Throws Error(Code::device): "cuda: WHAT: out of memory".
+inline void check(CUresult result, const char* what) {
+  if (result != CUDA_SUCCESS) [[unlikely]]
+    throw Error(Code::device, std::string("cuda: ") + what + ": " + describe(result));
+}
+
+/// While it lives, `context` is current in this thread and the driver may be asked for things that
+/// another thread's stream capture would forbid. Leaves the thread as it was.
+class Current {
+ public:
+  explicit Current(CUcontext context);
+  ~Current();
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  const Driver& driver_;
+  bool is_pushed_ = false;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+}  // namespace trib::cuda

@@ -1,0 +1,509 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The kernels: interpreters of a Launch (launch.hpp), compiled once per operator, for every element
+// type and both protocols. Which (operator, type) pairs exist follows from base/types.hpp.
+//
+// Memory order. Pushes into a peer's inbox are plain stores. In the simple protocol a barrier of
+// the block stands behind them, then one thread per signal stores the flag with release semantics
+// at system scope: barrier and release together order all the block's pushes before the flag. At
+// the reader one thread per flag loads it with acquire semantics at system scope, and a barrier
+// behind that lets the whole block read the payload. In the packet protocol each aligned 8 bytes
+// hold 4 of payload and the number of the run; an 8-byte store is never torn, so whoever sees the
+// number has the payload, and no order is needed. Credits work like flags, the other way round: the
+// barrier and the release order the block's last loads from its inbox before the credit.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "backend/cuda/canonical.hpp"
+#include "backend/cuda/launch.hpp"
+#include "base/types.hpp"
+
+namespace trib::cuda {
+namespace {
+
+// ------------------------------------------------------------------------------------ memory
+// access
+
+__device__ inline void store_release(std::uint32_t* at, std::uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+__device__ inline std::uint32_t load_acquire(const std::uint32_t* at) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ inline std::uint32_t load_relaxed(const std::uint32_t* at) {
+  std::uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ inline uint4 load_vector(const void* at) {
+  uint4 value;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(at)
+               : "memory");
+  return value;
+}
+__device__ inline void store_vector(void* at, uint4 value) {
+  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
+               : "memory");
+}
+__device__ inline uint4 load_packet(const void* at) {
+  uint4 value;
+  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(at)
+               : "memory");
+  return value;
+}
+__device__ inline void store_packet(void* at, std::uint32_t low, std::uint32_t high,
+                                    std::uint32_t run) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(low), "r"(run),
+               "r"(high), "r"(run)
+               : "memory");
+}
+__device__ inline std::uint64_t nanoseconds() {
+  std::uint64_t value;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
+  return value;
+}
+
+// -----------------------------------------------------------------------------------------
+// elements
+
+template <class T>
+__device__ inline auto widen(T value) {
+  if constexpr (std::is_same_v<T, half>)
+    return __half2float(__ushort_as_half(value.bits));
+  else if constexpr (std::is_same_v<T, bfloat16>)
+    return __bfloat162float(__ushort_as_bfloat16(value.bits));
+  else if constexpr (requires { to_float(value); })
+    return to_float(value);
+  else
+    return value;
+}
+template <class T, class A>
+__device__ inline T narrow(A value) {
+  if constexpr (std::is_same_v<T, half>)
+    return {__half_as_ushort(__float2half_rn(value))};
+  else if constexpr (std::is_same_v<T, bfloat16>)
+    return {__bfloat16_as_ushort(__float2bfloat16_rn(value))};
+  else if constexpr (requires { from_float<T>(value); })
+    return from_float<T>(value);
+  else
+    return value;
+}
+
+/// The elements of one unit, as they are folded.
+template <class T, class A, class Operator>
+struct Lane {
+  static constexpr int kElements = kUnitBytes / sizeof(T);
+  A value[kElements];
+
+  union Raw {
+    uint4 vector;
+    T element[kElements];
+    __device__ Raw() {}
+  };
+  __device__ void set(uint4 vector) {
+    Raw raw;
+    raw.vector = vector;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) value[i] = widen(raw.element[i]);
+  }
+  __device__ void fold(uint4 vector) {
+    Raw raw;
+    raw.vector = vector;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i)
+      value[i] = Operator::apply(value[i], static_cast<A>(widen(raw.element[i])));
+  }
+  __device__ uint4 get() const {
+    Raw raw;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) raw.element[i] = narrow<T>(value[i]);
+    return raw.vector;
+  }
+};
+
+/// `elements` of a unit in the caller's memory, where a whole vector is too much or not aligned.
+template <class T>
+__device__ __noinline__ uint4 load_elements(const std::byte* at, int elements) {
+  constexpr int kElements = kUnitBytes / sizeof(T);
+  union {
+    uint4 vector;
+    T element[kElements];
+  } raw;
+  raw.vector = make_uint4(0, 0, 0, 0);
+#pragma unroll
+  for (int i = 0; i < kElements; ++i)
+    if (i < elements) raw.element[i] = reinterpret_cast<const T*>(at)[i];
+  return raw.vector;
+}
+template <class T>
+__device__ __noinline__ void store_elements(std::byte* at, uint4 vector, int elements) {
+  constexpr int kElements = kUnitBytes / sizeof(T);
+  union {
+    uint4 vector;
+    T element[kElements];
+  } raw;
+  raw.vector = vector;
+#pragma unroll
+  for (int i = 0; i < kElements; ++i)
+    if (i < elements) reinterpret_cast<T*>(at)[i] = raw.element[i];
+}
+
+/// Every so often while a wait goes on. Gives its deadline, or zero: the wait should end. Not
+/// inline: it would be fetched with the loops that it is in.
+__device__ __noinline__ std::uint64_t look_around(Doorbell* doorbell, std::uint64_t deadline,
+                                                  std::uint64_t time_limit, int peer) {
+  if (load_relaxed(&doorbell->abort) != 0) return 0;
+  const std::uint64_t now = nanoseconds();
+  if (deadline == 0) return now + time_limit;
+  if (now < deadline) return deadline;
+  store_release(&doorbell->failed, static_cast<std::uint32_t>(peer) + 1);
+  // The other blocks need not wait as long.
+  store_release(&doorbell->abort, 1);
+  return 0;
+}
+
+// ---------------------------------------------------------------------------------------- one
+// block
+
+enum class Protocol { simple, packet };
+
+/// Of each stage.
+__shared__ volatile int passes_done[kMaxStages];
+
+/// One block of threads at work, as one of them sees it. The code is short on purpose: a kernel's
+/// instructions are in no near cache when it starts, and 1 KiB of them takes about as long to fetch
+/// as a peer takes to answer. For the same reason the stages have threads of their own from the
+/// start: they fetch their instructions while there is nothing to do yet.
+///
+/// Thread t of a stage handles units t, t + width, ... of every chunk: what one step leaves for the
+/// next, in memory that only this rank touches, needs no barrier within the stage, and `out` may be
+/// the same memory as `in`. A stage stores nothing of a pass before the stage before it is through
+/// with the pass.
+template <Protocol protocol, class T, class A, class Operator>
+class Block {
+ public:
+  using Launched = std::conditional_t<protocol == Protocol::packet, Launch, FlaggedLaunch>;
+
+  __device__ Block(const Launched& launch)
+      : launch_(launch),
+        width_(static_cast<int>(blockDim.x) / launch.stages),
+        stage_(static_cast<int>(threadIdx.x) / width_),
+        thread_(static_cast<int>(threadIdx.x) % width_) {}
+
+  __device__ void run() {
+    if (threadIdx.x < kMaxStages) passes_done[threadIdx.x] = 0;
+    __syncthreads();
+    // A stream-ordered launch may be a graph's, replayed: its number stands in memory.
+    first_run_ = launch_.has_met ? launch_.first_run : load_relaxed(&launch_.counters->run) + 1;
+    const int passes = passes_of(blockIdx.x);
+    const int free_passes = launch_.has_met ? kWindows : 0;
+#pragma unroll 1
+    for (int pass = 0; pass < passes; ++pass) {
+      enter(pass);
+      if (stage_ == 0 && pass >= free_passes) wait_for_credit();
+      if constexpr (protocol == Protocol::packet) {
+#pragma unroll 1
+        for (int i = launch_.first_batch[stage_]; i < launch_.first_batch[stage_ + 1];) i = work(i);
+      } else {
+#pragma unroll 1
+        for (int i = launch_.first_phase[stage_]; i < launch_.first_phase[stage_ + 1]; ++i) {
+          const Phase& phase = launch_.phase[i];
+          wait(phase);
+#pragma unroll 1
+          for (int j = phase.first_batch; j < phase.first_batch + phase.batches;) j = work(j);
+          signal(phase);
+        }
+      }
+      leave(pass + kWindows < passes);
+    }
+    end();
+  }
+
+ private:
+  static constexpr int kElements = kUnitBytes / sizeof(T);
+  /// Units that a thread has under way at once, per source.
+  static constexpr int kDeep = protocol == Protocol::packet ? 1 : 2;
+
+  __device__ int passes_of(unsigned block) const {
+    return static_cast<int>((launch_.passes + gridDim.x - 1 - block) / gridDim.x);
+  }
+
+  /// Of the stage's threads.
+  __device__ void barrier() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(stage_ + 1), "r"(width_) : "memory");
+  }
+
+  __device__ void enter(int pass) {
+    pass_ = pass;
+    run_ = first_run_ + static_cast<std::uint32_t>(pass);
+    const std::uint32_t window = blockIdx.x * kWindows + run_ % kWindows;
+    done_ = static_cast<std::uint64_t>(launch_.slice) *
+            (static_cast<std::uint32_t>(pass) * gridDim.x + blockIdx.x);
+    in_inbox_ = static_cast<std::uint64_t>(window) * kWindowBytes;
+    in_flags_ = window * static_cast<std::uint32_t>(kMaxUnits * sizeof(std::uint32_t));
+  }
+
+  // --------------------------------------------------------------------------------------- waiting
+
+  /// The stage is through with the pass. `will_reuse`: a later pass needs the window.
+  __device__ void leave(bool will_reuse) {
+    wait_for_stage_before();  // it may have had nothing to do here
+    if (stage_ + 1 < launch_.stages) {
+      barrier();
+      if (thread_ == 0) {
+        __threadfence_block();
+        passes_done[stage_] = pass_ + 1;
+      }
+    } else if (will_reuse) {
+      barrier();
+      if (thread_ < launch_.size && thread_ != launch_.rank)
+        store_release(credit(thread_, launch_.rank, blockIdx.x), run_);
+    }
+  }
+  __device__ void wait_for_stage_before() const {
+    if (stage_ == 0) return;
+    while (passes_done[stage_ - 1] <= pass_) {
+    }
+    __threadfence_block();  // pairs with the fence in leave()
+  }
+
+  /// While a wait goes on: how long it has lasted.
+  struct Patience {
+    std::uint32_t polls = 0;
+    std::uint64_t deadline = 0;
+  };
+  /// True: the wait is over.
+  __device__ bool gives_up(Patience& patience, int peer) {
+    if ((++patience.polls & 0x3ff) != 0) return is_aborted_;
+    patience.deadline = look_around(launch_.doorbell, patience.deadline, launch_.time_limit, peer);
+    if (patience.deadline == 0) is_aborted_ = true;
+    return is_aborted_;
+  }
+
+  /// What `of` has completed, as `holder` knows it: of one block, or in the last row of whole
+  /// launches.
+  __device__ std::uint32_t* credit(int holder, int of, unsigned row) const {
+    return reinterpret_cast<std::uint32_t*>(launch_.inbox[holder] + kFlagBytes) + row * kMaxRanks +
+           of;
+  }
+  /// Until all peers are done with what the window holds. Numbers of runs are the same everywhere.
+  __device__ void wait_for_credit() {
+    const unsigned row = pass_ < kWindows ? kMaxBlocks : blockIdx.x;
+    if (thread_ < launch_.size && thread_ != launch_.rank) {
+      Patience patience;
+      const std::uint32_t* const at = credit(launch_.rank, thread_, row);
+      while (static_cast<std::int32_t>(load_acquire(at) - (run_ - kWindows)) < 0)
+        if (gives_up(patience, thread_)) break;
+    }
+    barrier();
+  }
+
+  __device__ void wait(const Phase& phase) {
+    if (phase.waits == 0) return;
+#pragma unroll 1
+    for (int i = thread_; i < phase.waits; i += width_) {
+      const Flag& flag = launch_.flag[phase.first_wait + i];
+      const auto* const at = reinterpret_cast<const std::uint32_t*>(flag.address + in_flags_);
+      Patience patience;
+      while (load_acquire(at) != run_)
+        if (gives_up(patience, flag.rank)) break;
+    }
+    barrier();
+  }
+  __device__ void signal(const Phase& phase) {
+    if (phase.signals == 0) return;
+    barrier();
+#pragma unroll 1
+    for (int i = thread_; i < phase.signals; i += width_) {
+      const Flag& flag = launch_.flag[phase.first_signal + i];
+      store_release(reinterpret_cast<std::uint32_t*>(flag.address + in_flags_), run_);
+    }
+  }
+
+  // ---------------------------------------------------------------------------------------- moving
+
+  __device__ std::byte* address(const Operand& operand) const {
+    return reinterpret_cast<std::byte*>(operand.address +
+                                        (operand.is_inbox ? in_inbox_ : done_ * sizeof(T)));
+  }
+  /// Elements of the chunk that belong to the pass; none or less: it is too short.
+  __device__ int elements_of(const Operand& operand) const {
+    const auto left = static_cast<std::int64_t>(operand.length) - static_cast<std::int64_t>(done_);
+    return static_cast<int>(min(left, static_cast<std::int64_t>(launch_.slice)));
+  }
+  __device__ static bool is_whole(const Operand& operand, const std::byte* at, int left) {
+    return operand.is_inbox ||
+           (reinterpret_cast<std::uintptr_t>(at) % kUnitBytes == 0 && left >= kElements);
+  }
+
+  /// Units first + d * threads of up to kBatch sources.
+  __device__ void load(const Operand* from, int count, int first, uint4 (&value)[kBatch][kDeep]) {
+    Patience patience;
+    int missing;
+    do {
+      missing = -1;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (i >= count) break;
+        const Operand& operand = from[i];
+        const std::byte* const base = address(operand);
+        const int elements = elements_of(operand);
+#pragma unroll
+        for (int d = 0; d < kDeep; ++d) {
+          const int unit = first + d * width_;
+          const int left = elements - unit * kElements;
+          if (left <= 0) break;
+          if (protocol == Protocol::packet && operand.is_inbox) {
+            const std::byte* const at = base + unit * (2 * kUnitBytes);
+            const uint4 a = load_packet(at), b = load_packet(at + kUnitBytes);
+            if (a.y != run_ || a.w != run_ || b.y != run_ || b.w != run_) missing = operand.rank;
+            value[i][d] = make_uint4(a.x, a.z, b.x, b.z);
+          } else {
+            const std::byte* const at = base + unit * kUnitBytes;
+            value[i][d] =
+                is_whole(operand, at, left) ? load_vector(at) : load_elements<T>(at, left);
+          }
+        }
+      }
+    } while (protocol == Protocol::packet && missing >= 0 && !gives_up(patience, missing));
+  }
+
+  __device__ void store(const Operand& operand, int first, const uint4 (&value)[kDeep]) const {
+    std::byte* const base = address(operand);
+    const int elements = elements_of(operand);
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) {
+      const int unit = first + d * width_;
+      const int left = elements - unit * kElements;
+      if (left <= 0) break;
+      if (protocol == Protocol::packet && operand.is_inbox) {
+        std::byte* const at = base + unit * (2 * kUnitBytes);
+        store_packet(at, value[d].x, value[d].y, run_);
+        store_packet(at + kUnitBytes, value[d].z, value[d].w, run_);
+      } else {
+        std::byte* const at = base + unit * kUnitBytes;
+        if (is_whole(operand, at, left))
+          store_vector(at, value[d]);
+        else
+          store_elements<T>(at, value[d], left);
+      }
+    }
+  }
+
+  /// A batch of copies, or all batches of a fold. Gives the number of the next batch.
+  __device__ int work(int number) {
+    const Batch& batch = launch_.batch[number];
+    int most = 0;
+    const int chunks = batch.is_copy ? batch.from_count : 1;
+    for (int i = 0; i < chunks; ++i) most = max(most, elements_of(launch_.operand[batch.from + i]));
+    int next = number;
+#pragma unroll 1
+    for (int first = thread_; first * kElements < most; first += kDeep * width_) {
+      uint4 value[kBatch][kDeep];
+      Lane<T, A, Operator> lane[kDeep];
+      next = number;
+      if (batch.is_local) wait_for_stage_before();
+#pragma unroll 1
+      for (;;) {
+        const Batch& part = launch_.batch[next++];
+        load(&launch_.operand[part.from], part.from_count, first, value);
+        if (batch.is_copy) break;
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (i >= part.from_count) break;
+#pragma unroll
+          for (int d = 0; d < kDeep; ++d) {
+            if (i == 0 && part.is_first)
+              lane[d].set(value[i][d]);
+            else
+              lane[d].fold(value[i][d]);
+          }
+        }
+        if (!part.is_last) continue;
+#pragma unroll
+        for (int d = 0; d < kDeep; ++d) value[0][d] = lane[d].get();
+        break;
+      }
+      wait_for_stage_before();
+      const Batch& last = launch_.batch[next - 1];
+      int to = last.to;
+#pragma unroll 1
+      for (int i = 0; i < chunks; ++i) {
+#pragma unroll 1
+        for (int end = to + last.to_count[i]; to < end; ++to)
+          store(launch_.operand[to], first, value[0]);
+#pragma unroll
+        for (int j = 0; j + 1 < kBatch; ++j)  // registers have no index
+#pragma unroll
+          for (int d = 0; d < kDeep; ++d) value[j][d] = value[j + 1][d];
+      }
+    }
+    if (next == number)  // nothing for this thread
+      while (!launch_.batch[next++].is_last) {
+      }
+    return next;
+  }
+
+  // --------------------------------------------------------------------------------------- the end
+
+  __device__ void end() {
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    // What all blocks did comes before `done` and the credit: each block's barrier and fence, then
+    // the chain of read-modify-writes of `arrived`, then the release below, which is cumulative.
+    if (gridDim.x > 1) {
+      __threadfence();
+      if (atomicAdd(&launch_.counters->arrived, 1) + 1 != gridDim.x) return;
+      launch_.counters->arrived = 0;
+      __threadfence();
+    }
+    if (!launch_.has_met) {
+      const std::uint32_t last = first_run_ + static_cast<std::uint32_t>(passes_of(0)) - 1;
+      launch_.counters->run = last;  // block 0 has the most passes
+      for (int peer = 0; peer < launch_.size; ++peer)
+        if (peer != launch_.rank) store_release(credit(peer, launch_.rank, kMaxBlocks), last);
+    }
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(&launch_.doorbell->done),
+                 "l"(launch_.number)
+                 : "memory");
+  }
+
+  const Launched& launch_;
+  const int width_, stage_, thread_;  // threads of a stage, this one's stage, its number there
+  int pass_ = 0;
+  std::uint32_t first_run_ = 0, run_ = 0;
+  std::uint64_t done_ = 0;      // elements of each chunk before the pass
+  std::uint64_t in_inbox_ = 0;  // bytes from an inbox operand's address to the block's window
+  std::uint32_t in_flags_ = 0;  // the same of a flag
+  bool is_aborted_ = false;
+};
+
+template <bool exists, Protocol protocol, class T, class A, class Operator, class Launched>
+__device__ void run(const Launched& launch) {
+  if constexpr (exists) Block<protocol, T, A, Operator>(launch).run();
+}
+
+}  // namespace
+
+// TRIB_OP and TRIB_OPERATOR come from the command line. Kernels of pairs that do not exist are
+// empty and never looked up.
+#define TRIB_JOIN2(protocol, op, dtype) trib_##protocol##_##op##_##dtype
+#define TRIB_JOIN(protocol, op, dtype) TRIB_JOIN2(protocol, op, dtype)
+#define TRIB_KERNEL(dtype, protocol, launched, element, accumulator)                       \
+  extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)                             \
+      TRIB_JOIN(protocol, TRIB_OP, dtype)(const __grid_constant__ launched launch) {       \
+    run<is_canonical(Op::TRIB_OP, Dtype::dtype), Protocol::protocol, element, accumulator, \
+        TRIB_OPERATOR>(launch);                                                            \
+  }
+#define TRIB_KERNELS(dtype, element, accumulator)                 \
+  TRIB_KERNEL(dtype, simple, FlaggedLaunch, element, accumulator) \
+  TRIB_KERNEL(dtype, packet, Launch, element, accumulator)
+TRIB_DTYPES(TRIB_KERNELS)
+
+}  // namespace trib::cuda

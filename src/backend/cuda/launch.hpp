@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the host tells a kernel: one Launch, passed by value. Shared by kernels.cu, which runs it,
+// and program.cpp, which fills it in.
+//
+// A lowered schedule has slots that one rank writes and others read. Here a slot lives at its
+// readers: each reader has an inbox with a unit for every chunk of a slot that it reads, and
+// whoever writes the slot pushes the chunk into all of these units. Stores travel, loads stay at
+// home.
+//
+// The vector's chunks are cut into passes of `slice` elements each; block b of every rank works on
+// passes b, b + blocks, ..., one after the other, and talks only to block b of its peers. A block's
+// passes are its runs: run n uses window n % kWindows of the block's inbox.
+//
+// A block has a group of threads for every stage of the schedule: while one waits for what it
+// pushed to arrive, the others go on, each in its own pass.
+//
+//   - simple protocol: payload is pushed, then a flag per unit, set to the number of the run.
+//   - packet protocol: the payload carries the number of the run in every other word; no flags.
+//
+// Before a block pushes anything in run n, all peers have completed run n - kWindows: their credits
+// say what they have completed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace trib::cuda {
+
+inline constexpr int kWindows = 4;
+inline constexpr int kMaxRanks = 16;     // in one launch: one per GPU
+inline constexpr int kMaxBlocks = 132;   // that wait for peers
+inline constexpr int kMaxThreads = 768;  // of a block, all stages together
+inline constexpr int kMaxStages = 3;
+inline constexpr int kMaxUnits = 64;  // of an inbox
+inline constexpr int kMaxPhases = 24;
+inline constexpr int kMaxBatches = 32;
+inline constexpr int kMaxOperands = 96;
+inline constexpr int kMaxFlags = 64;
+inline constexpr int kBatch = 4;                        // sources of a batch
+inline constexpr std::size_t kWindowBytes = 128 << 10;  // of a block
+inline constexpr std::size_t kUnitBytes = 16;           // what a thread handles at a time
+
+// An inbox, from its start: flags, credits, payload.
+inline constexpr std::size_t kFlagBytes = sizeof(std::uint32_t) * kMaxBlocks * kWindows * kMaxUnits;
+inline constexpr std::size_t kCreditBytes = sizeof(std::uint32_t) * (kMaxBlocks + 1) * kMaxRanks;
+inline constexpr std::size_t kPayloadAt = (kFlagBytes + kCreditBytes + 4095) / 4096 * 4096;
+inline constexpr std::size_t kInboxBytes = kPayloadAt + kMaxBlocks * kWindows * kWindowBytes;
+
+/// Where a chunk is: at `address`, of the first pass of the first block in the first window.
+struct alignas(16) Operand {
+  std::uint64_t address;
+  std::uint32_t length;  // elements
+  bool is_inbox;         // otherwise the caller's memory
+  std::uint8_t rank;     // inbox: as a source, who fills it
+};
+
+/// Up to kBatch sources that are loaded together. Either each of them is copied to destinations of
+/// its own, or they are folded into what the batch before has left (`is_first`: into nothing), and
+/// the result stored (`is_last`).
+struct Batch {
+  std::uint8_t from_count;
+  bool is_copy, is_first, is_last;
+  bool is_local;       // reads what the stage before has left in this rank's own memory
+  std::uint16_t from;  // operand
+  std::uint16_t to;    // operand: destinations of the first source, of the second, ...
+  std::uint8_t to_count[kBatch];
+};
+
+/// Waits, then batches that do not depend on each other, then signals.
+struct Phase {
+  std::uint8_t waits, signals, batches;                // how many
+  std::uint8_t first_wait, first_signal, first_batch;  // indices
+};
+
+/// A unit's flag, of the first block in the first window.
+struct Flag {
+  std::uint64_t address : 56;
+  std::uint64_t rank : 8;  // a wait: who sets it
+};
+
+/// Words in host memory that the GPU can reach.
+struct Doorbell {
+  alignas(64) std::uint64_t done;    // by the kernel: number of the last launch that ended
+  alignas(64) std::uint32_t failed;  // by the kernel: 1 + the rank that did not come in time
+  alignas(64) std::uint32_t abort;   // by either: kernels stop waiting
+};
+
+/// Words in device memory.
+struct Counters {
+  std::uint32_t arrived;  // blocks that have ended; zero between launches
+  std::uint32_t run;      // stream-ordered channels: the last run of all launches so far
+};
+
+struct Launch {
+  Doorbell* doorbell;
+  Counters* counters;
+  std::uint64_t number;      // of this launch, for the doorbell
+  std::uint64_t time_limit;  // nanoseconds that a wait may take
+  std::uint32_t slice;       // elements of a chunk per pass
+  std::uint32_t first_run;   // has_met: of this launch
+  std::uint32_t passes;      // of all blocks together
+  std::uint8_t rank, size;
+  std::uint8_t stages;
+  /// All ranks have met on the host: whatever was launched before is over everywhere. Otherwise the
+  /// number of the run stands in `counters`, and credits are looked at from the first pass on.
+  bool has_met;
+  std::uint8_t first_batch[kMaxStages + 1];  // of each stage, and behind the last
+  std::byte* inbox[kMaxRanks];
+  Batch batch[kMaxBatches];
+  Operand operand[kMaxOperands];
+};
+
+/// The simple protocol's: what follows would only make launches of the packet protocol slower. 4
+/// KiB of parameters cost 0.5 us, 1 KiB and less nothing (H200, 2026-11-21).
+struct FlaggedLaunch : Launch {
+  std::uint8_t first_phase[kMaxStages + 1];
+  Phase phase[kMaxPhases];
+  Flag flag[2 * kMaxFlags];
+};
+static_assert(sizeof(Launch) <= 2304 && sizeof(FlaggedLaunch) <= 4096);
+
+}  // namespace trib::cuda

@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// From a lowered schedule to a kernel's tables, and from a call to a launch.
+#include "backend/cuda/program.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <tuple>
+#include <utility>
+
+namespace trib::cuda {
+namespace {
+
+/// Where the slots' chunks arrive: reader, writer, slot, chunk -> unit of the reader's inbox.
+/// Derived from all ranks' schedules, and so the same on all ranks.
+class Inboxes {
+ public:
+  explicit Inboxes(const std::vector<Schedule>& all) {
+    for (int reader = 0; reader < static_cast<int>(all.size()); ++reader) {
+      int units = 0;
+      for (const Step& step : all[static_cast<std::size_t>(reader)].steps)
+        for (const Location& from : step.from)
+          if (from.buffer == Buffer::scratch)
+            for (int c = from.chunk; c < from.chunk + from.span; ++c)
+              if (units_.try_emplace({reader, from.rank, from.slot, c}, units).second) ++units;
+      most_ = std::max(most_, units);
+    }
+  }
+  int most() const { return most_; }
+  /// -1: `reader` does not read it.
+  int unit(int reader, int writer, int slot, int chunk) const {
+    const auto found = units_.find({reader, writer, slot, chunk});
+    return found == units_.end() ? -1 : found->second;
+  }
+
+ private:
+  std::map<std::tuple<int, int, int, int>, int> units_;
+  int most_ = 0;
+};
+
+/// Steps of one stage that may be done together: first all waits, then all moves, then all signals.
+struct Group {
+  int stage = 0;
+  std::vector<const Step*> waits, moves, signals;
+
+  static bool touch(const Location& a, const Location& b) {
+    if (a.rank != b.rank) return false;
+    if (a.buffer == Buffer::scratch || b.buffer == Buffer::scratch)
+      return a.buffer == b.buffer && a.slot == b.slot;
+    // `out` may be `in`, or lie over other chunks of it.
+    return a.buffer != b.buffer || (a.chunk < b.chunk + b.span && b.chunk < a.chunk + a.span);
+  }
+  static bool is_elementwise(const Location& a, const Location& b) {
+    return a.buffer != Buffer::scratch && b.buffer != Buffer::scratch && a.chunk == b.chunk;
+  }
+  /// Whether a step has to come after what is in the group already.
+  bool depends(const Step& step) const {
+    if (step.verb == Verb::wait) return !signals.empty();
+    if (step.verb == Verb::signal) return false;
+    for (const Step* earlier : moves) {
+      for (const Location& written : earlier->to) {
+        for (const Location& from : step.from)
+          if (touch(written, from)) return true;
+        for (const Location& to : step.to)
+          if (touch(written, to)) return true;
+      }
+      for (const Location& read : earlier->from)
+        for (const Location& to : step.to)
+          if (touch(read, to) && !is_elementwise(read, to)) return true;
+    }
+    return false;
+  }
+  bool is_empty() const { return waits.empty() && moves.empty() && signals.empty(); }
+};
+
+}  // namespace
+
+Program::Program(Channel& channel, const std::vector<Schedule>& all) : channel_(channel) {
+  translate(all);
+}
+
+void Program::translate(const std::vector<Schedule>& all) {
+  const int rank = channel_.rank_, size = channel_.size_;
+  const Schedule& schedule = all[static_cast<std::size_t>(rank)];
+  const Inboxes inboxes(all);
+  units_ = inboxes.most();
+  if (units_ > kMaxUnits || size > kMaxRanks) is_packet_possible_ = is_simple_possible_ = false;
+  launch_.stages = static_cast<std::uint8_t>(schedule.stages);
+  launch_.rank = static_cast<std::uint8_t>(rank);
+  launch_.size = static_cast<std::uint8_t>(size);
+  for (int peer = 0; peer < std::min(size, kMaxRanks); ++peer)
+    launch_.inbox[peer] =
+        reinterpret_cast<std::byte*>(channel_.peers_[static_cast<std::size_t>(peer)].inbox);
+  launch_.doorbell = channel_.doorbell_;
+  launch_.counters = reinterpret_cast<Counters*>(channel_.counters_);
+  launch_.time_limit = channel_.time_limit_;
+  launch_.has_met = true;
+
+  struct Unit {
+    int reader, writer, unit;
+  };
+  int operands = 0, flags = 0, batches = 0, phases = 0;
+  const auto add_operand = [&](const Unit* unit, Buffer buffer, int chunk) {
+    if (operands == kMaxOperands) {
+      is_packet_possible_ = is_simple_possible_ = false;
+      return;
+    }
+    Operand& operand = launch_.operand[operands++];
+    operand = {};
+    operand.is_inbox = unit != nullptr;
+    if (unit != nullptr) {
+      operand.rank = static_cast<std::uint8_t>(unit->writer);
+    }
+    meanings_.push_back(
+        {buffer, chunk, unit != nullptr ? unit->reader : -1, unit != nullptr ? unit->unit : -1});
+  };
+  /// A slot stands for its units at all readers, nearest behind this rank first: at any time, every
+  /// rank then pushes to another peer.
+  const auto units_of = [&](int slot, int chunk) {
+    std::vector<Unit> units;
+    for (int i = 0; i < size; ++i) {
+      const int reader = wrap(rank + i, size);
+      const int unit = inboxes.unit(reader, rank, slot, chunk);
+      if (unit >= 0) units.push_back({reader, rank, unit});
+    }
+    return units;
+  };
+  const auto add_flag = [&](const Unit& unit, int peer) {
+    if (flags == 2 * kMaxFlags) {
+      is_simple_possible_ = false;
+      return false;
+    }
+    Flag& flag = launch_.flag[flags++];
+    flag.address = channel_.peers_[static_cast<std::size_t>(unit.reader)].inbox +
+                   static_cast<std::size_t>(unit.unit) * sizeof(std::uint32_t);
+    flag.rank = static_cast<std::uint64_t>(peer);
+    return true;
+  };
+
+  /// One chunk of a step, in the making.
+  struct Piece {
+    const Step* step;
+    int chunk;
+    std::vector<Unit> units;  // where it is pushed to
+    bool has_out;
+  };
+  const auto add_batch = [&](const Piece* const* pieces, int copies, int first_source) {
+    if (batches == kMaxBatches) {
+      is_packet_possible_ = is_simple_possible_ = false;
+      return;
+    }
+    const Piece& piece = **pieces;
+    const int sources = static_cast<int>(piece.step->from.size());
+    Batch& batch = launch_.batch[batches++];
+    batch = {};
+    batch.is_copy = copies > 0;
+    batch.is_first = first_source == 0;
+    batch.is_last = batch.is_copy || first_source + kBatch >= sources;
+    for (int i = 0; i < std::max(copies, 1); ++i)
+      for (const Location& from : pieces[i]->step->from)
+        // What another stage of this rank has written, maybe.
+        if (from.buffer == Buffer::out || (from.buffer == Buffer::scratch && from.rank == rank))
+          batch.is_local = true;
+    batch.from = static_cast<std::uint16_t>(operands);
+    batch.from_count = static_cast<std::uint8_t>(
+        batch.is_copy ? copies : std::min(kBatch, sources - first_source));
+    for (int i = 0; i < batch.from_count; ++i) {
+      const Piece& source = batch.is_copy ? *pieces[i] : piece;
+      const Location& from =
+          source.step->from[static_cast<std::size_t>(batch.is_copy ? 0 : first_source + i)];
+      if (from.buffer == Buffer::scratch) {
+        const Unit unit{rank, from.rank, inboxes.unit(rank, from.rank, from.slot, source.chunk)};
+        add_operand(&unit, from.buffer, source.chunk);
+      } else {
+        add_operand(nullptr, from.buffer, source.chunk);
+      }
+    }
+    if (!batch.is_last) return;
+    batch.to = static_cast<std::uint16_t>(operands);
+    for (int i = 0; i < std::max(copies, 1); ++i) {
+      const Piece& target = *pieces[i];
+      for (const Unit& unit : target.units) add_operand(&unit, Buffer::scratch, target.chunk);
+      if (target.has_out) add_operand(nullptr, Buffer::out, target.chunk);
+      batch.to_count[i] = static_cast<std::uint8_t>(target.units.size() + (target.has_out ? 1 : 0));
+    }
+  };
+
+  const auto emit = [&](const Group& group) {
+    if (group.is_empty()) return;
+    Phase overflow;
+    Phase& phase = phases == kMaxPhases ? overflow : launch_.phase[phases++];
+    if (&phase == &overflow) is_simple_possible_ = false;
+    phase = {};
+    phase.first_batch = static_cast<std::uint8_t>(batches);
+    std::vector<Piece> pieces;
+    for (const Step* step : group.moves) {
+      const Location& any = step->to.front();
+      for (int c = any.chunk; c < any.chunk + any.span; ++c) {
+        Piece piece{step, c, {}, false};
+        for (const Location& at : step->to) {
+          if (at.buffer == Buffer::scratch) {
+            const auto units = units_of(at.slot, c);
+            piece.units.insert(piece.units.end(), units.begin(), units.end());
+          } else {
+            piece.has_out = true;
+          }
+        }
+        // Otherwise a part of a slot that nobody reads.
+        if (piece.has_out || !piece.units.empty()) pieces.push_back(std::move(piece));
+      }
+    }
+    for (std::size_t i = 0; i < pieces.size();) {
+      const Piece* together[kBatch];
+      int copies = 0;
+      while (copies < kBatch && i + static_cast<std::size_t>(copies) < pieces.size() &&
+             pieces[i + static_cast<std::size_t>(copies)].step->from.size() == 1) {
+        together[copies] = &pieces[i + static_cast<std::size_t>(copies)];
+        ++copies;
+      }
+      if (copies > 0) {
+        add_batch(together, copies, 0);
+        i += static_cast<std::size_t>(copies);
+        continue;
+      }
+      together[0] = &pieces[i++];
+      const int sources = static_cast<int>(together[0]->step->from.size());
+      for (int first = 0; first < sources; first += kBatch) add_batch(together, 0, first);
+    }
+    phase.batches = static_cast<std::uint8_t>(batches - phase.first_batch);
+    // One flag per unit, though a step waits for a slot: it reads several of its chunks, maybe.
+    phase.first_wait = static_cast<std::uint8_t>(flags);
+    for (const Step* step : group.waits) {
+      const int peer = step->peers.front();
+      const Slot& slot =
+          all[static_cast<std::size_t>(peer)]
+              .slots[static_cast<std::size_t>(peer)][static_cast<std::size_t>(step->slot)];
+      for (int c = slot.chunk; c < slot.chunk + slot.span; ++c) {
+        const int unit = inboxes.unit(rank, peer, step->slot, c);
+        if (unit >= 0 && add_flag({rank, peer, unit}, peer)) ++phase.waits;
+      }
+    }
+    phase.first_signal = static_cast<std::uint8_t>(flags);
+    for (const Step* step : group.signals) {
+      const Slot& slot =
+          schedule.slots[static_cast<std::size_t>(rank)][static_cast<std::size_t>(step->slot)];
+      for (int c = slot.chunk; c < slot.chunk + slot.span; ++c)
+        for (const Unit& unit : units_of(step->slot, c))
+          if (unit.reader != rank && add_flag(unit, unit.reader)) ++phase.signals;
+    }
+  };
+
+  if (schedule.stages > kMaxStages) {
+    is_packet_possible_ = is_simple_possible_ = false;
+    return;
+  }
+  Group group;
+  int group_stage = 0;
+  for (const Step& step : schedule.steps) {
+    if (step.stage != group.stage || group.depends(step)) {
+      emit(group);
+      group = {};
+      for (; group_stage < step.stage; ++group_stage) {
+        launch_.first_batch[group_stage + 1] = static_cast<std::uint8_t>(batches);
+        launch_.first_phase[group_stage + 1] = static_cast<std::uint8_t>(phases);
+      }
+      group.stage = step.stage;
+    }
+    (step.verb == Verb::wait     ? group.waits
+     : step.verb == Verb::signal ? group.signals
+                                 : group.moves)
+        .push_back(&step);
+  }
+  emit(group);
+  for (; group_stage < schedule.stages; ++group_stage) {
+    launch_.first_batch[group_stage + 1] = static_cast<std::uint8_t>(batches);
+    launch_.first_phase[group_stage + 1] = static_cast<std::uint8_t>(phases);
+  }
+}
+
+std::size_t Program::fit(bool is_large) const {
+  if (is_large ? !is_simple_possible_ : !is_packet_possible_) return 0;
+  const std::size_t room = kWindowBytes / static_cast<std::size_t>(std::max(units_, 1));
+  return (is_large ? room : room / 2) / kUnitBytes * kUnitBytes;
+}
+
+Program::~Program() {
+  if (aside_ == 0) return;
+  try {
+    const Current current(channel_.context_);
+    channel_.driver_.cuMemFree_(aside_);
+  } catch (const Error&) {
+    // The context is gone, and the memory with it.
+  }
+}
+
+/// In place, a reduce_scatter's `out` is the front of `in`. A thread reads a unit of `in` before it
+/// writes the same unit of `out`, but beyond the first chunk it would be another thread's.
+bool Program::covers_input(const Arguments& arguments) const {
+  if (!is_scatter(static_cast<Collective>(arguments.signature.collective))) return false;
+  const std::size_t element = bytes(arguments.dtype);
+  const std::size_t* const begin = arguments.chunk_begin;
+  const std::size_t own = (begin[channel_.rank_ + 1] - begin[channel_.rank_]) * element;
+  const auto* const in = static_cast<const std::byte*>(arguments.in);
+  const auto* const out = static_cast<const std::byte*>(arguments.out);
+  if (out + own <= in || in + begin[arguments.chunks] * element <= out) return false;
+  return out != in || own > begin[1] * element;
+}
+
+Operation& Program::launch(const Arguments& arguments) {
+  const bool is_packet = !arguments.is_large;
+  const std::size_t element = bytes(arguments.dtype);
+  Launch& launch = launch_;
+  launch.slice = static_cast<std::uint32_t>(arguments.slice);
+  launch.passes =
+      static_cast<std::uint32_t>((arguments.longest + arguments.slice - 1) / arguments.slice);
+  const auto blocks =
+      std::min<std::uint32_t>(static_cast<std::uint32_t>(arguments.blocks), launch.passes);
+  launch.first_run = channel_.last_run_ + 1;
+  channel_.last_run_ += (launch.passes + blocks - 1) / blocks;
+  // `threads` of each stage.
+  const int width = std::min(arguments.threads, kMaxThreads / launch.stages / 32 * 32);
+  launch.number = ++channel_.launches_;
+  stalls_ = 0;
+
+  const CUfunction function = channel_.kernels_->find(arguments.op, arguments.dtype, is_packet);
+  void* parameters[] = {&launch};
+  const Current current(channel_.context_);
+  is_aside_ = covers_input(arguments);
+  const std::size_t own =
+      is_aside_
+          ? (arguments.chunk_begin[channel_.rank_ + 1] - arguments.chunk_begin[channel_.rank_]) *
+                element
+          : 0;
+  if (is_aside_) {
+    if (own > aside_bytes_) {
+      if (aside_ != 0) channel_.driver_.cuMemFree_(std::exchange(aside_, 0));
+      aside_bytes_ = 0;
+      check(channel_.driver_.cuMemAlloc_(&aside_, own), "cannot allocate room for a result");
+      aside_bytes_ = own;
+    }
+  }
+  const auto* const in = static_cast<const std::byte*>(arguments.in);
+  const auto* const out = is_aside_ ? reinterpret_cast<const std::byte*>(aside_)
+                                    : static_cast<const std::byte*>(arguments.out);
+  const bool is_scattered = is_scatter(static_cast<Collective>(arguments.signature.collective));
+  const std::size_t out_origin = is_scattered ? arguments.chunk_begin[channel_.rank_] : 0;
+  const std::uint64_t stride =
+      (arguments.slice * element + kUnitBytes - 1) / kUnitBytes * kUnitBytes * (is_packet ? 2 : 1);
+  for (std::size_t i = 0; i < meanings_.size(); ++i) {
+    const Meaning& meaning = meanings_[i];
+    Operand& operand = launch.operand[i];
+    const std::size_t begin = arguments.chunk_begin[meaning.chunk];
+    operand.length = static_cast<std::uint32_t>(arguments.chunk_begin[meaning.chunk + 1] - begin);
+    operand.address = meaning.buffer == Buffer::in
+                          ? reinterpret_cast<std::uint64_t>(in + begin * element)
+                      : meaning.buffer == Buffer::out
+                          ? reinterpret_cast<std::uint64_t>(out) + (begin - out_origin) * element
+                          : reinterpret_cast<std::uint64_t>(launch.inbox[meaning.holder]) +
+                                kPayloadAt + static_cast<std::uint64_t>(meaning.unit) * stride;
+  }
+  check(channel_.driver_.cuLaunchKernel_(function, blocks, 1, 1,
+                                         static_cast<unsigned>(width * launch.stages), 1, 1, 0,
+                                         channel_.stream_, parameters, nullptr),
+        "cannot launch a kernel");
+  if (is_aside_)
+    check(channel_.driver_.cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(arguments.out), aside_, own,
+                                          channel_.stream_),
+          "cannot copy the result");
+  return *this;
+}
+
+bool Program::advance(int polls) {
+  const std::atomic_ref done(channel_.doorbell_->done);
+  for (int poll = 0;; ++poll) {
+    // Acquire: pairs with the kernel's last store; what it wrote to pinned memory comes with it.
+    if (done.load(std::memory_order_acquire) == launch_.number) break;
+    if (poll >= polls) {
+      if (++stalls_ % 4096 == 0) channel_.check_stream();
+      return false;
+    }
+    __builtin_ia32_pause();
+  }
+  const std::uint32_t failed = channel_.doorbell_->failed;
+  if (failed != 0)
+    throw Error(Code::timeout, "rank " + std::to_string(failed - 1) +
+                                   " did not come to a reduction on the GPU within " +
+                                   std::to_string(channel_.time_limit_ / 1'000'000'000) + " s");
+  if (is_aside_) {
+    const Current current(channel_.context_);
+    check(channel_.driver_.cuStreamSynchronize_(channel_.stream_), "cannot copy the result");
+  }
+  return true;
+}
+
+int Program::blocked_on() const {
+  const int peer = static_cast<int>(++looks_ % static_cast<std::uint64_t>(channel_.size_));
+  return peer == channel_.rank_ ? wrap(peer + 1, channel_.size_) : peer;
+}
+
+}  // namespace trib::cuda

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A lowered schedule as kernels run it: translated once into the tables of a Launch.
+#pragma once
+
+#include "backend/cuda/channel.hpp"
+
+namespace trib::cuda {
+
+class Program final : public trib::Program, public Operation {
+ public:
+  Program(Channel& channel, const std::vector<Schedule>& all);
+  ~Program() override;
+
+  std::size_t fit(bool is_large) const override;
+  Operation& launch(const Arguments& arguments) override;
+  bool advance(int polls) override;
+  /// All peers in turn: the host does not know which one the kernel waits for.
+  int blocked_on() const override;
+  /// The host cannot see how far the kernel is: never the same, so that nothing is concluded.
+  std::uint64_t position() const override { return ++looks_; }
+
+ private:
+  void translate(const std::vector<Schedule>& all);
+  bool covers_input(const Arguments& arguments) const;
+
+  Channel& channel_;
+  FlaggedLaunch launch_{};
+  /// What an operand of the launch stands for: filled in by every call.
+  struct Meaning {
+    Buffer buffer;
+    int chunk;
+    int holder, unit;  // scratch: whose inbox, and where in it
+  };
+  std::vector<Meaning> meanings_;
+  int units_ = 0;                                               // of the inbox that has the most
+  bool is_packet_possible_ = true, is_simple_possible_ = true;  // the schedule fits into a launch
+  /// Takes the result of a call whose `out` lies over parts of `in` that other blocks still read.
+  CUdeviceptr aside_ = 0;
+  std::size_t aside_bytes_ = 0;
+  bool is_aside_ = false;  // in this call
+  mutable std::uint64_t looks_ = 0;
+  std::uint32_t stalls_ = 0;
+};
+
+}  // namespace trib::cuda

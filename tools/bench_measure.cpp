@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "bench_measure.hpp"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <numeric>
+
+#include "pattern.hpp"
+
+namespace trib::bench {
+namespace {
+
+using nlohmann::json;
+
+double now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+/// The mean of the middle fifth: a median that does not jump by the clock's tick, which is 10 ns
+/// on some machines (seen on AMD EPYC, by clock_gettime and by rdtsc alike) and thus 5% of a small
+/// call.
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t aside = (values.size() - 1) * 2 / 5;
+  const auto from = values.begin() + static_cast<std::ptrdiff_t>(aside);
+  const auto to = values.end() - static_cast<std::ptrdiff_t>(aside);
+  return std::accumulate(from, to, 0.0) / static_cast<double>(to - from);
+}
+
+}  // namespace
+
+void say(const json& line) {
+  // What libraries and variables say need not be UTF-8.
+  const std::string text = line.dump(-1, ' ', false, json::error_handler_t::replace);
+  std::printf("%s\n", text.c_str());
+  std::fflush(stdout);
+}
+
+/// One side at one size.
+struct Measurement::Timing {
+  Side* side;
+  long iterations = 0;
+  std::vector<double> seconds;  // of one operation; one per repeat
+  std::size_t wrong = 0;
+  std::string algorithm;
+};
+
+void Measurement::note(const std::string& text) {
+  if (world_.rank != 0 || std::find(said_.begin(), said_.end(), text) != said_.end()) return;
+  said_.push_back(text);
+  say({{"type", "note"}, {"text", text}});
+}
+
+void Measurement::begin(Collective collective) const {
+  if (world_.rank != 0) return;
+  char version[MPI_MAX_LIBRARY_VERSION_STRING] = {}, host[256] = {};
+  int length = 0, major = 0, minor = 0;
+  PMPI_Get_library_version(version, &length);
+  PMPI_Get_version(&major, &minor);
+  gethostname(host, sizeof host - 1);
+  json line{{"type", "begin"},
+            {"collective", name(collective)},
+            {"ranks", world_.size},
+            {"ranks_on_host", world_.local_size},
+            {"cores", world_.cores},
+            {"is_oversubscribed", world_.is_oversubscribed},
+            {"host", host},
+            {"mpi", std::string(version, version + std::max(0, length))},
+            {"mpi_standard", std::to_string(major) + "." + std::to_string(minor)},
+            {"mpi_library", file_of("PMPI_Init")},
+            {"preload", setup_.preload},
+            {"dtype", trib::name(options_.dtype)},
+            {"op", trib::name(options_.op)},
+            {"root", options_.root},
+            {"repeats", options_.repeats},
+            {"batch_seconds", options_.batch_seconds},
+            {"check", options_.check}};
+  line.update(setup_.description);
+  say(line);
+}
+
+void Measurement::run(Collective collective) {
+  begin(collective);
+  for (const std::string& text : setup_.notes) note(text);
+  const std::size_t width = trib::bytes(options_.dtype);
+  const auto ranks = static_cast<std::size_t>(world_.size);
+  std::size_t previous = 0;
+  for (const std::size_t wanted : options_.sizes) {
+    std::size_t count = std::max<std::size_t>(wanted / width, 1);
+    if (collective == Collective::reduce_scatter_block)
+      count = std::max(count / ranks, std::size_t{1}) * ranks;
+    if (count == previous) continue;  // rounded to a size that was already there
+    previous = count;
+    measure(call_of(collective, count));
+  }
+  if (world_.rank == 0) say({{"type", "end"}});
+}
+
+Call Measurement::call_of(Collective collective, std::size_t count) const {
+  if (count > INT_MAX)
+    throw std::invalid_argument("--sizes: more than 2^31 elements are not supported");
+  Call call{collective, options_.dtype, options_.op,          options_.root,        count,
+            {},         {0, count},     setup_.buffers->in(), setup_.buffers->out()};
+  const auto ranks = static_cast<std::size_t>(world_.size);
+  call.counts.assign(ranks, 0);
+  if (collective == Collective::allreduce) return call;
+  if (collective == Collective::reduce) {
+    if (world_.rank != options_.root) call.mine = {0, 0};
+    return call;
+  }
+  std::size_t first = 0;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const std::size_t part = count / ranks + (r < count % ranks ? 1 : 0);
+    if (static_cast<int>(r) == world_.rank) call.mine = {first, part};
+    call.counts[r] = static_cast<int>(part);
+    first += part;
+  }
+  return call;
+}
+
+/// Over all ranks.
+std::size_t Measurement::wrong_now(const Call& call, const Pattern& expected) const {
+  std::vector<double> wrong{static_cast<double>(setup_.buffers->count_wrong(expected, call.mine))};
+  world_.combine(wrong, MPI_SUM);
+  return static_cast<std::size_t>(wrong[0]);
+}
+
+/// Seconds of each operation, of its slowest rank.
+std::vector<double> Measurement::batch(Side& side, const Call& call, long iterations) const {
+  std::vector<double> seconds(static_cast<std::size_t>(iterations));
+  for (double& one : seconds) {
+    world_.barrier();
+    const double start = now();
+    side.run(call);
+    one = now() - start;
+  }
+  world_.combine(seconds, MPI_MAX);
+  if (const int operations = side.operations(); operations > 1)
+    for (double& one : seconds) one /= operations;
+  side.verify();
+  return seconds;
+}
+
+/// How many runs fill a batch, barriers included. The same on all ranks.
+long Measurement::fitting(Side& side, const Call& call) const {
+  if (options_.iterations > 0) return options_.iterations;
+  batch(side, call, 3);  // connections, mappings, page faults
+  for (long calls = 2;; calls *= 4) {
+    const double start = now();
+    batch(side, call, calls);
+    std::vector<double> wall{now() - start};
+    world_.combine(wall, MPI_MAX);
+    if (wall[0] < options_.batch_seconds / 8 && calls < 4096) continue;
+    const double each = wall[0] / static_cast<double>(calls);
+    const long least = each < 0.2 ? 5 : 1;
+    return std::clamp(static_cast<long>(options_.batch_seconds / each), least, 20000L);
+  }
+}
+
+/// The first run, whose result nothing can have left in the buffer before, and how many to time.
+/// False: this side does not take part.
+bool Measurement::start(Timing& timing, const Call& call, const Pattern& expected,
+                        bool is_alone) const {
+  Side& side = *timing.side;
+  try {
+    side.prepare(call);
+    setup_.buffers->poison(call.mine.count * trib::bytes(call.dtype));
+    side.run(call);
+  } catch (const CallFailed& failed) {
+    // An operator that the MPI itself does not have for this type: on all ranks alike, so there is
+    // one side less.
+    if (side.name() == "tributary" || is_alone) throw;
+    if (world_.rank == 0) say({{"type", "note"}, {"text", failed.what()}});
+    return false;
+  }
+  side.verify();
+  if (options_.check) timing.wrong = wrong_now(call, expected);
+  timing.iterations = fitting(side, call);
+  timing.algorithm = side.algorithm();
+  return true;
+}
+
+void Measurement::measure(const Call& call) {
+  setup_.buffers->fill(Pattern::input(call.dtype, call.op, world_.rank, world_.size), call.count);
+  const Pattern expected = Pattern::result(call.dtype, call.op, world_.size);
+
+  std::vector<Timing> timings;
+  for (const auto& side : setup_.sides) {
+    const std::string refusal = side->refusal(call);
+    if (refusal.empty())
+      timings.push_back({side.get(), 0, {}, 0, ""});
+    else
+      note(refusal);
+  }
+  const bool is_alone = timings.size() == 1;
+  std::erase_if(timings, [&](Timing& one) { return !start(one, call, expected, is_alone); });
+
+  const std::size_t sides = timings.size();
+  for (int repeat = 0; repeat < options_.repeats; ++repeat) {
+    for (std::size_t turn = 0; turn < sides; ++turn) {
+      Timing& timing = timings[(turn + static_cast<std::size_t>(repeat)) % sides];
+      // Warm-up: another side has just used the caches.
+      batch(*timing.side, call, std::clamp(timing.iterations / 10, 1L, 20L));
+      timing.seconds.push_back(median(batch(*timing.side, call, timing.iterations)));
+      if (options_.check && repeat == options_.repeats - 1)
+        timing.wrong = std::max(timing.wrong, wrong_now(call, expected));
+    }
+  }
+
+  if (world_.rank != 0) return;
+  json row{{"type", "row"},
+           {"collective", name(call.collective)},
+           {"bytes", call.count * trib::bytes(call.dtype)},
+           {"count", call.count},
+           {"sides", json::object()}};
+  for (const Timing& timing : timings) {
+    std::vector<double> us;
+    for (const double seconds : timing.seconds) us.push_back(seconds * 1e6);
+    json& side = row["sides"][timing.side->name()];
+    side = {{"time_us", us},
+            {"iterations", timing.iterations},
+            {"algorithm", timing.algorithm},
+            {"wrong", options_.check ? json(timing.wrong) : json(nullptr)}};
+    if (!timing.side->library().empty()) side["library"] = timing.side->library();
+  }
+  say(row);
+}
+
+}  // namespace trib::bench

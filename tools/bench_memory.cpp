@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "bench_memory.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "bench_cuda.hpp"
+#include "pattern.hpp"
+
+namespace trib::bench {
+namespace {
+
+constexpr int kPoison = 0xa5;
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+using HostBuffer = std::unique_ptr<void, Free>;
+
+/// Page-aligned, and touched by the rank that uses it.
+HostBuffer make_host_buffer(std::size_t bytes) {
+  constexpr std::size_t page = 4096;
+  const std::size_t rounded = (bytes + page) / page * page;
+  HostBuffer buffer(std::aligned_alloc(page, rounded));
+  if (!buffer)
+    throw std::runtime_error("no memory for a buffer of " + std::to_string(rounded) + " bytes");
+  std::memset(buffer.get(), 0, rounded);
+  return buffer;
+}
+
+class HostBuffers : public Buffers {
+ public:
+  explicit HostBuffers(std::size_t bytes)
+      : in_(make_host_buffer(bytes)), out_(make_host_buffer(bytes)) {}
+  void* in() const override { return in_.get(); }
+  void* out() const override { return out_.get(); }
+  void fill(const Pattern& pattern, std::size_t count) override { pattern.fill(in_.get(), count); }
+  void poison(std::size_t bytes) override { std::memset(out_.get(), kPoison, bytes); }
+  std::size_t count_wrong(const Pattern& expected, Part part) override {
+    return expected.count_wrong(out_.get(), part.first, part.count);
+  }
+
+ private:
+  HostBuffer in_, out_;
+};
+
+/// Data is made and checked on the host, all of it, through one page-locked chunk.
+class CudaBuffers : public Buffers {
+ public:
+  CudaBuffers(std::size_t bytes, std::size_t width)
+      : width_(width),
+        chunk_(std::max<std::size_t>(kChunkBytes / width / kPeriod, 1) * kPeriod),
+        in_(cuda::Allocation::Kind::device, bytes),
+        out_(cuda::Allocation::Kind::device, bytes),
+        staging_(cuda::Allocation::Kind::pinned, chunk_ * width) {}
+  void* in() const override { return in_.get(); }
+  void* out() const override { return out_.get(); }
+
+  void fill(const Pattern& pattern, std::size_t count) override {
+    // A chunk is a whole number of periods: all chunks are alike.
+    pattern.fill(staging_.get(), std::min(count, chunk_));
+    for (std::size_t at = 0; at < count; at += chunk_)
+      cuda::copy_to_device(static_cast<std::byte*>(in_.get()) + at * width_, staging_.get(),
+                           std::min(count - at, chunk_) * width_);
+  }
+
+  void poison(std::size_t bytes) override {
+    if (bytes > 0) cuda::fill(out_.get(), kPoison, bytes);
+  }
+
+  std::size_t count_wrong(const Pattern& expected, Part part) override {
+    std::size_t wrong = 0;
+    for (std::size_t at = 0; at < part.count; at += chunk_) {
+      const std::size_t count = std::min(part.count - at, chunk_);
+      cuda::copy_to_host(staging_.get(), static_cast<const std::byte*>(out_.get()) + at * width_,
+                         count * width_);
+      wrong += expected.count_wrong(staging_.get(), part.first + at, count);
+    }
+    return wrong;
+  }
+
+ private:
+  static constexpr std::size_t kChunkBytes = std::size_t{16} << 20;
+  std::size_t width_, chunk_;  // bytes of an element, elements of a chunk
+  cuda::Allocation in_, out_, staging_;
+};
+
+}  // namespace
+
+std::unique_ptr<Buffers> make_buffers(Memory memory, std::size_t bytes, Dtype dtype) {
+  if (memory == Memory::cuda) return std::make_unique<CudaBuffers>(bytes, trib::bytes(dtype));
+  return std::make_unique<HostBuffers>(bytes);
+}
+
+}  // namespace trib::bench

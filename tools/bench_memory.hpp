@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The buffers that are reduced, on the host or on the rank's GPU: filling them, and comparing what
+// came out, with the data of pattern.hpp.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "bench_options.hpp"
+
+namespace trib::bench {
+
+class Pattern;
+
+/// Elements `first` to `first + count` of the whole vector.
+struct Part {
+  std::size_t first = 0, count = 0;
+};
+
+class Buffers {
+ public:
+  virtual ~Buffers() = default;
+  virtual void* in() const = 0;
+  virtual void* out() const = 0;
+  /// The first `count` elements of `in`.
+  virtual void fill(const Pattern& pattern, std::size_t count) = 0;
+  /// Bytes at the start of `out` get values that are no result.
+  virtual void poison(std::size_t bytes) = 0;
+  /// Elements of `out`, which starts with the first of `part`, that are not as expected.
+  virtual std::size_t count_wrong(const Pattern& expected, Part part) = 0;
+};
+
+/// `in` and `out` have `bytes` bytes each. Device memory is the current context's.
+std::unique_ptr<Buffers> make_buffers(Memory memory, std::size_t bytes, Dtype dtype);
+
+}  // namespace trib::bench

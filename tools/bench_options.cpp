@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "bench_options.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <optional>
+
+namespace trib::bench {
+namespace {
+
+constexpr std::array<std::string_view, 4> kCollectives{"allreduce", "reduce", "reduce_scatter",
+                                                       "reduce_scatter_block"};
+constexpr std::array<std::string_view, 2> kMemories{"host", "cuda"};
+constexpr std::array<std::string_view, 3> kModes{"blocking", "stream", "graph"};
+
+// Enough that one synchronisation (about 8 us) does not show in the time of an operation; a graph
+// is captured and instantiated anew for every size.
+constexpr int kStreamBurst = 32;
+constexpr int kGraphBurst = 8;
+
+template <class Enum, int count>
+Enum find_named(const std::string& option, const std::string& wanted, const char* also = "") {
+  std::string names;
+  for (int i = 0; i < count; ++i) {
+    const auto known = name(static_cast<Enum>(i));
+    if (known == wanted) return static_cast<Enum>(i);
+    names += (i ? ", " : "") + std::string(known);
+  }
+  throw std::invalid_argument(option + ": " + wanted + " is none of " + names + also);
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(separator, at), text.size());
+    if (end > at) parts.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return parts;
+}
+
+std::vector<std::size_t> read_sizes(const std::string& text) {
+  std::vector<std::size_t> sizes;
+  for (const std::string& size : split(text, ',')) sizes.push_back(std::stoull(size));
+  if (sizes.empty()) throw std::invalid_argument("--sizes: no size given");
+  return sizes;
+}
+
+std::vector<Collective> read_collectives(const std::string& text) {
+  if (text == "all")
+    return {Collective::allreduce, Collective::reduce, Collective::reduce_scatter,
+            Collective::reduce_scatter_block};
+  return {find_named<Collective, kCollectives.size()>("COLLECTIVE", text, ", all")};
+}
+
+bool read_flag(const std::string& option, const std::string& value) {
+  if (value != "0" && value != "1")
+    throw std::invalid_argument(option + ": " + value + " is none of 0, 1");
+  return value == "1";
+}
+
+void read_compare(Options& options, const std::string& text) {
+  options.compare_mpi = options.compare_nccl = false;
+  if (text == "none") return;
+  for (const std::string& library : split(text, ',')) {
+    if (library == "mpi")
+      options.compare_mpi = true;
+    else if (library == "nccl")
+      options.compare_nccl = true;
+    else
+      throw std::invalid_argument("--compare: " + library + " is none of mpi, nccl, none");
+  }
+}
+
+/// What follows from several options, and what does not go together.
+void complete(Options& options, const std::optional<std::string>& compare) {
+  const bool is_blocking = options.mode == Mode::blocking;
+  if (options.memory == Memory::host && !is_blocking)
+    throw std::invalid_argument("--mode " + std::string(name(options.mode)) +
+                                ": operations on a stream need GPU buffers: --memory cuda");
+  read_compare(options, compare.value_or(is_blocking ? "mpi" : "nccl"));
+  if (options.memory == Memory::host && options.compare_nccl)
+    throw std::invalid_argument(
+        "--compare nccl: NCCL reduces GPU buffers only: --memory cuda (with --memory host: mpi, "
+        "none)");
+  if (options.compare_mpi && !is_blocking)
+    throw std::invalid_argument(
+        "--compare mpi: an MPI has no operations on a stream; with --mode " +
+        std::string(name(options.mode)) + ": nccl, none");
+  if (is_blocking)
+    options.burst = 1;
+  else if (options.burst < 1)
+    options.burst = options.mode == Mode::stream ? kStreamBurst : kGraphBurst;
+  if (options.nccl.empty()) {
+    const char* variable = std::getenv("TRIB_NCCL");
+    options.nccl = {variable && *variable ? variable : "libnccl.so.2"};
+  }
+}
+
+}  // namespace
+
+std::string_view name(Collective collective) {
+  return kCollectives[static_cast<std::size_t>(collective)];
+}
+std::string_view name(Memory memory) { return kMemories[static_cast<std::size_t>(memory)]; }
+std::string_view name(Mode mode) { return kModes[static_cast<std::size_t>(mode)]; }
+
+Options read_options(int argc, char** argv) {
+  Options options;
+  if (argc < 2) throw std::invalid_argument("usage: trib-bench COLLECTIVE [--OPTION VALUE]...");
+  options.collectives = read_collectives(argv[1]);
+  options.burst = 0;
+  std::optional<std::string> compare;
+  for (int i = 2; i < argc; i += 2) {
+    const std::string option = argv[i];
+    if (i + 1 == argc) throw std::invalid_argument(option + ": its value is missing");
+    const std::string value = argv[i + 1];
+    if (option == "--sizes")
+      options.sizes = read_sizes(value);
+    else if (option == "--dtype")
+      options.dtype = find_named<Dtype, kDtypes>(option, value);
+    else if (option == "--op")
+      options.op = find_named<Op, kOps>(option, value);
+    else if (option == "--root")
+      options.root = std::stoi(value);
+    else if (option == "--repeats")
+      options.repeats = std::max(1, std::stoi(value));
+    else if (option == "--batch-ms")
+      options.batch_seconds = std::stod(value) / 1000;
+    else if (option == "--iterations")
+      options.iterations = std::stol(value);
+    else if (option == "--check")
+      options.check = read_flag(option, value);
+    else if (option == "--memory")
+      options.memory = find_named<Memory, kMemories.size()>(option, value);
+    else if (option == "--mode")
+      options.mode = find_named<Mode, kModes.size()>(option, value);
+    else if (option == "--burst")
+      options.burst = std::max(1, std::stoi(value));
+    else if (option == "--compare")
+      compare = value;
+    else if (option == "--mpi-gpu-aware")
+      options.is_mpi_gpu_aware = read_flag(option, value);
+    else if (option == "--nccl")
+      options.nccl = split(value, ':');
+    else
+      throw std::invalid_argument("unknown option " + option);
+  }
+  complete(options, compare);
+  return options;
+}
+
+}  // namespace trib::bench

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the benchmark is asked to measure. Its command line is for machines (`trib bench` writes it,
+// and people on machines without Python): every option has exactly one value.
+#pragma once
+
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/types.hpp"
+
+namespace trib::bench {
+
+enum class Collective { allreduce, reduce, reduce_scatter, reduce_scatter_block };
+enum class Memory { host, cuda };
+
+/// How an operation is started and waited for.
+enum class Mode {
+  blocking,  ///< one call, until its result may be used
+  stream,    ///< several operations enqueued on a CUDA stream, then one synchronisation
+  graph,     ///< the same, captured into a CUDA graph once and replayed
+};
+
+std::string_view name(Collective collective);
+std::string_view name(Memory memory);
+std::string_view name(Mode mode);
+
+struct Options {
+  std::vector<Collective> collectives;
+  std::vector<std::size_t> sizes{4};
+  Dtype dtype = Dtype::f32;
+  Op op = Op::sum;
+  int root = 0;
+  int repeats = 5;
+  double batch_seconds = 0.025;
+  long iterations = 0;  ///< per batch; 0: as many as fit into batch_seconds
+  bool check = true;
+
+  Memory memory = Memory::host;
+  Mode mode = Mode::blocking;
+  int burst = 1;                  ///< operations per synchronisation; more than 1 on a stream only
+  bool compare_mpi = true;        ///< time the MPI's own, too
+  bool compare_nccl = false;      ///< time NCCL, too
+  bool is_mpi_gpu_aware = false;  ///< the MPI takes device pointers; else its side copies by hand
+  std::vector<std::string> nccl;  ///< files to try, in this order
+};
+
+/// Throws std::invalid_argument, with a text that names the option and what it accepts.
+Options read_options(int argc, char** argv);
+
+}  // namespace trib::bench

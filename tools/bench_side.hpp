@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// One of the libraries that are compared. bench_measure.cpp times them; bench_mpi.cpp has those
+// that are called through MPI, bench_stream.hpp those whose operations go on a CUDA stream.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "bench_memory.hpp"
+#include "bench_options.hpp"
+
+namespace trib::bench {
+
+class World;
+
+/// One reduction: everything its arguments are made from.
+struct Call {
+  Collective collective = Collective::allreduce;
+  Dtype dtype = Dtype::f32;
+  Op op = Op::sum;
+  int root = 0;
+  std::size_t count = 0;    ///< elements of the whole vector
+  std::vector<int> counts;  ///< of each rank's part of the result, where it is scattered
+  Part mine;                ///< what this rank gets of the result
+  const void* in = nullptr;
+  void* out = nullptr;
+};
+
+/// A library that refuses a call by an error code: an MPI that lacks an operator, say.
+struct CallFailed : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class Side {
+ public:
+  virtual ~Side() = default;
+
+  /// "tributary", "mpi" or "nccl": the key in the lines that the benchmark prints.
+  virtual std::string name() const = 0;
+  /// What tables call it, where `name` and the MPI's own do not say it all.
+  virtual std::string library() const { return ""; }
+  /// Who did the last call.
+  virtual std::string algorithm() const { return name(); }
+  /// Why it cannot do this call, the same on all ranks; "" if it can.
+  virtual std::string refusal(const Call&) const { return ""; }
+
+  /// Collective, once before a call is run, and not timed.
+  virtual void prepare(const Call&) {}
+  /// What is timed: operations() times the reduction, until the results may be used.
+  virtual void run(const Call& call) = 0;
+  virtual int operations() const { return 1; }
+  /// After runs, not timed: throws if something went wrong that `run` did not see.
+  virtual void verify() {}
+
+  /// Adds what should be known about it to the first line.
+  virtual void describe(nlohmann::json&) const {}
+  /// Collective, at the end. Not a destructor's work: those also run where a peer has failed.
+  virtual void finish() {}
+};
+
+/// MPI_X as the preload library serves it (`is_own` false), or the MPI's own PMPI_X, on the buffers
+/// as they are.
+std::unique_ptr<Side> make_mpi_side(const World& world, bool is_own);
+/// What a user of an MPI without GPU support writes: copy to the host, PMPI_X, copy back.
+/// `bytes`: of the largest buffer.
+std::unique_ptr<Side> make_copy_side(const World& world, std::size_t bytes);
+/// Tributary's C API, on a stream.
+std::unique_ptr<Side> make_tributary_stream_side(const World& world, const Options& options);
+std::unique_ptr<Side> make_nccl_side(const World& world, const Options& options);
+
+}  // namespace trib::bench

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The side of Tributary's C API: operations on a CUDA stream. The functions are those of the
+// libtributary.so that the preload library has brought along, as any program under it would find
+// them.
+#include <dlfcn.h>
+
+#include "bench_stream.hpp"
+#include "bench_world.hpp"
+#include "tributary/tributary.h"
+
+namespace trib::bench {
+namespace {
+
+#define TRIB_API_FUNCTIONS(X) \
+  X(trib_last_error)          \
+  X(trib_result_text)         \
+  X(trib_comm_create)         \
+  X(trib_comm_destroy)        \
+  X(trib_comm_query)          \
+  X(trib_allreduce)           \
+  X(trib_reduce)              \
+  X(trib_reduce_scatter)      \
+  X(trib_reduce_scatter_block)
+
+struct Library {
+  Library() {
+    void* place = RTLD_DEFAULT;
+    if (!dlsym(place, "trib_allreduce")) {
+      const std::string preload = file_of("trib_version");
+      const std::string folder = preload.substr(0, preload.find_last_of('/') + 1);
+      place = preload.empty() ? nullptr : dlopen((folder + "libtributary.so").c_str(), RTLD_NOW);
+      if (!place || !dlsym(place, "trib_allreduce"))
+        throw std::runtime_error(
+            "--mode stream and graph use Tributary's C API, but there is no trib_allreduce in this "
+            "process: " +
+            (preload.empty() ? "no preload library is in LD_PRELOAD"
+                             : preload + " comes without one (built without CUDA, or too old)"));
+    }
+#define TRIB_LOAD(function)                                                    \
+  function = reinterpret_cast<decltype(&::function)>(dlsym(place, #function)); \
+  if (!function) throw std::runtime_error("Tributary's C API has no " #function " here");
+    TRIB_API_FUNCTIONS(TRIB_LOAD)
+#undef TRIB_LOAD
+  }
+#define TRIB_MEMBER(function) decltype(&::function) function = nullptr;
+  TRIB_API_FUNCTIONS(TRIB_MEMBER)
+#undef TRIB_MEMBER
+
+  void check(trib_result result, const char* what) const {
+    if (result == TRIB_SUCCESS) return;
+    const std::string more = trib_last_error();
+    throw std::runtime_error(std::string(what) + ": " + trib_result_text(result) +
+                             (more.empty() ? "" : ": " + more));
+  }
+};
+
+trib_dtype api_type(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::i8:
+      return TRIB_INT8;
+    case Dtype::i16:
+      return TRIB_INT16;
+    case Dtype::i32:
+      return TRIB_INT32;
+    case Dtype::i64:
+      return TRIB_INT64;
+    case Dtype::u8:
+      return TRIB_UINT8;
+    case Dtype::u16:
+      return TRIB_UINT16;
+    case Dtype::u32:
+      return TRIB_UINT32;
+    case Dtype::u64:
+      return TRIB_UINT64;
+    case Dtype::f16:
+      return TRIB_FLOAT16;
+    case Dtype::bf16:
+      return TRIB_BFLOAT16;
+    case Dtype::f32:
+      return TRIB_FLOAT32;
+    case Dtype::f64:
+      return TRIB_FLOAT64;
+    case Dtype::cf32:
+      return TRIB_COMPLEX64;
+    case Dtype::cf64:
+      return TRIB_COMPLEX128;
+    default:
+      throw std::runtime_error("--dtype: Tributary's C API has no type " +
+                               std::string(trib::name(dtype)));
+  }
+}
+
+trib_op api_op(Op op) {
+  switch (op) {
+    case Op::sum:
+      return TRIB_SUM;
+    case Op::prod:
+      return TRIB_PROD;
+    case Op::max:
+      return TRIB_MAX;
+    case Op::min:
+      return TRIB_MIN;
+    case Op::land:
+      return TRIB_LAND;
+    case Op::lor:
+      return TRIB_LOR;
+    case Op::lxor:
+      return TRIB_LXOR;
+    case Op::band:
+      return TRIB_BAND;
+    case Op::bor:
+      return TRIB_BOR;
+    case Op::bxor:
+      return TRIB_BXOR;
+    default:
+      throw std::runtime_error("--op: Tributary's C API has no operator " +
+                               std::string(trib::name(op)));
+  }
+}
+
+int exchange(void* world, const void* mine, void* all, std::size_t bytes) {
+  return static_cast<const World*>(world)->gather(mine, all, bytes);
+}
+
+class TributaryStreamSide : public StreamSide {
+ public:
+  TributaryStreamSide(const World& world, const Options& options)
+      : StreamSide(options),
+        world_(world),
+        type_(api_type(options.dtype)),
+        op_(api_op(options.op)) {}
+
+  /// Collective, once all ranks have come so far.
+  void connect() {
+    world_.together([&] {
+      api_.check(api_.trib_comm_create(&comm_, world_.rank, world_.size, exchange,
+                                       const_cast<World*>(&world_)),
+                 "trib_comm_create");
+    });
+  }
+
+  std::string name() const override { return "tributary"; }
+  std::string algorithm() const override { return "c_api"; }  // which does not tell its choice
+  void prepare(const Call& call) override {
+    counts_.assign(call.counts.begin(), call.counts.end());
+    StreamSide::prepare(call);
+  }
+  void verify() override {
+    trib_result error = TRIB_SUCCESS;
+    api_.check(api_.trib_comm_query(comm_, &error), "trib_comm_query");
+    api_.check(error, "tributary, after the operations");
+  }
+  void finish() override {
+    drop_graph();
+    api_.check(api_.trib_comm_destroy(comm_), "trib_comm_destroy");
+  }
+
+ protected:
+  void enqueue(const Call& call, CUstream_st* stream) override {
+    switch (call.collective) {
+      case Collective::allreduce:
+        api_.check(api_.trib_allreduce(call.in, call.out, call.count, type_, op_, comm_, stream),
+                   "trib_allreduce");
+        return;
+      case Collective::reduce:
+        api_.check(
+            api_.trib_reduce(call.in, call.out, call.count, type_, op_, call.root, comm_, stream),
+            "trib_reduce");
+        return;
+      case Collective::reduce_scatter:
+        api_.check(
+            api_.trib_reduce_scatter(call.in, call.out, counts_.data(), type_, op_, comm_, stream),
+            "trib_reduce_scatter");
+        return;
+      case Collective::reduce_scatter_block:
+        api_.check(api_.trib_reduce_scatter_block(call.in, call.out, counts_[0], type_, op_, comm_,
+                                                  stream),
+                   "trib_reduce_scatter_block");
+    }
+  }
+
+ private:
+  const Library api_;
+  const World& world_;
+  const trib_dtype type_;
+  const trib_op op_;
+  trib_comm* comm_ = nullptr;
+  std::vector<std::size_t> counts_;
+};
+
+}  // namespace
+
+std::unique_ptr<Side> make_tributary_stream_side(const World& world, const Options& options) {
+  std::unique_ptr<TributaryStreamSide> side;
+  world.together([&] { side = std::make_unique<TributaryStreamSide>(world, options); });
+  side->connect();
+  return side;
+}
+
+}  // namespace trib::bench
