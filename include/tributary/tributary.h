@@ -29,8 +29,7 @@ typedef enum {
   TRIB_ERROR_UNUSABLE = 4,    /* an earlier failure or trib_comm_abort left the communicator unusable */
   TRIB_ERROR_SYSTEM = 5,      /* the operating system refused something */
   TRIB_ERROR_DEVICE = 6,      /* the GPU or its driver failed, or is missing */
-  TRIB_ERROR_INTERNAL = 7,    /* a bug in Tributary */
-  TRIB_ERROR_UNSUPPORTED = 8  /* the operator is not defined on the type, the ranks' layout is not served */
+  TRIB_ERROR_INTERNAL = 7     /* a bug in Tributary */
 } trib_result;
 
 /* "ranks disagree, or ..." for a code. Never null. */
@@ -45,10 +44,8 @@ const char* trib_last_error(void);
 typedef enum {
   TRIB_INT8, TRIB_INT16, TRIB_INT32, TRIB_INT64,
   TRIB_UINT8, TRIB_UINT16, TRIB_UINT32, TRIB_UINT64,
-  TRIB_FLOAT16,   /* IEEE binary16; computed in float, as the next three are */
+  TRIB_FLOAT16,   /* IEEE binary16; computed in float, as the next is */
   TRIB_BFLOAT16,
-  TRIB_FLOAT8_E4M3, /* OCP 8-bit: 4 exponent bits, no infinities, saturates at 448 */
-  TRIB_FLOAT8_E5M2, /* OCP 8-bit: 5 exponent bits, with infinities */
   TRIB_FLOAT32, TRIB_FLOAT64,
   TRIB_COMPLEX64,   /* two floats */
   TRIB_COMPLEX128   /* two doubles */
@@ -118,22 +115,6 @@ trib_result trib_reduce_scatter(const void* in, void* out, const size_t* counts,
 /* count elements go to each rank: `in` has size * count, `out` has count. */
 trib_result trib_reduce_scatter_block(const void* in, void* out, size_t count, trib_dtype dtype,
                                       trib_op op, trib_comm* comm, trib_stream stream);
-
-/* count elements from each rank: `out` has size * count, in rank order. In place: `in` is rank's
- * part of `out`. */
-trib_result trib_allgather(const void* in, void* out, size_t count, trib_dtype dtype,
-                           trib_comm* comm, trib_stream stream);
-
-/* count elements from the root's `in` to every rank's `out` (the root's may be its `in`). `in` is
- * ignored elsewhere. */
-trib_result trib_broadcast(const void* in, void* out, size_t count, trib_dtype dtype, int root,
-                           trib_comm* comm, trib_stream stream);
-
-/* Optional: prepares [buffer, buffer + bytes), an allocation or a part of one, so that large
- * operations on it need one copy less. Collective: all ranks register in the same order (any
- * buffers, any sizes). A buffer must be deregistered before it is freed. Not while capturing. */
-trib_result trib_register(trib_comm* comm, void* buffer, size_t bytes, void** handle);
-trib_result trib_deregister(trib_comm* comm, void* handle);
 
 /* ------------------------------------------------------------ with MPI: include mpi.h before this */
 #ifdef MPI_VERSION

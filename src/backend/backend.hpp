@@ -21,6 +21,9 @@
 
 namespace trib {
 
+/// A stream of the device (CUDA: cudaStream_t).
+using Stream = void*;
+
 /// What all ranks of a call must agree on, in a form that can be compared and printed. A rank that
 /// leaves its call to the MPI says so here.
 struct Signature {
@@ -49,7 +52,12 @@ struct Arguments {
   /// data (simple protocol) instead of travelling with it (packet protocol).
   bool is_large = false;
   Store store = Store::cached;  ///< for results
-  int blocks = 1, threads = 1;  ///< devices: of the kernel; equal on all ranks
+  // Devices.
+  int blocks = 1, threads = 1;  ///< of the kernel (threads: of a stage); equal on all ranks
+  /// The work is enqueued on `stream` without a meeting of the ranks: launch() is all there is to
+  /// do, the Operation is of no use. All calls of a channel are, or none.
+  bool is_enqueued = false;
+  Stream stream = nullptr;
 };
 
 /// Where a buffer is, as a backend sees it.
@@ -106,6 +114,10 @@ class Channel {
   virtual Memory where(const void* pointer) const = 0;
   /// The most blocks that a kernel may have.
   virtual int max_blocks() const { return 1; }
+  /// Throws Error if what was enqueued has failed. Never blocks.
+  virtual void check() {}
+  /// Until what was enqueued is done. Throws Error if it failed.
+  virtual void drain() {}
 };
 
 /// A channel in the host's memory: also where ranks tell each other what they are about to do.
@@ -158,7 +170,7 @@ class HostBackend : public Backend {
                                             std::string& why) = 0;
 };
 
-/// Devices whose memory programs pass to MPI. No function but describe() loads a driver: a program
+/// Devices whose memory programs pass to MPI. No function but describe() and load() loads a driver: a program
 /// that does not use the device must not pay for it.
 class DeviceBackend : public Backend {
  public:
@@ -171,8 +183,12 @@ class DeviceBackend : public Backend {
   /// where the ranks' devices cannot work together; `why` then says what was missing.
   virtual std::unique_ptr<Channel> open(Bootstrap& bootstrap, const Config& config,
                                         const void* pointer, std::string& why) = 0;
+  /// Loads the driver if need be, for those who ask for the device by name. False: there is none.
+  virtual bool load() const = 0;
   /// Blocking, in any direction.
   virtual void copy(void* to, const void* from, std::size_t bytes) const = 0;
+  /// The same within the device's memory, once `stream` comes to it.
+  virtual void enqueue_copy(void* to, const void* from, std::size_t bytes, Stream stream) const = 0;
   /// Host memory that the device copies quickly to and from. Null: none left.
   virtual void* allocate_host(std::size_t bytes) const = 0;
   virtual void free_host(void* pointer) const noexcept = 0;

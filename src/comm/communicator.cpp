@@ -15,6 +15,7 @@
 #include <tuple>
 
 #include "base/log.hpp"
+#include "comm/cut.hpp"
 #include "comm/staging.hpp"
 #include "tune/select.hpp"
 
@@ -74,6 +75,8 @@ struct Communicator::Plan {
   std::size_t out_bytes = 0;  // of this rank's result
   Signature signature;
   std::array<Path, 3> paths;  // by Route, made when they are needed first
+  const void* seen_in = nullptr;  // the buffers of the last call, which used no device
+  const void* seen_out = nullptr;
 
   bool is_for(const Request& other, int size) const {
     if (!is_made || request.collective != other.collective || request.dtype != other.dtype ||
@@ -135,6 +138,13 @@ inline void Communicator::run_checked(const Request& request) {
     ++cache_->empty_calls[static_cast<std::size_t>(request.collective)];
     return;
   }
+  // A buffer that was in the host's memory before there was a device is there still.
+  if (!uses_device_ && device_ != nullptr &&
+      (request.in != plan.seen_in || request.out != plan.seen_out)) [[unlikely]] {
+    uses_device_ = device_->is_in_use();
+    plan.seen_in = request.in;
+    plan.seen_out = request.out;
+  }
   if (!meets_) meets_ = channel_->is_time_to_meet();
   if (meets_ || uses_device_) [[unlikely]]
     return run_with_devices(request, plan);
@@ -163,7 +173,7 @@ void Communicator::run_path(Path& path, Plan& plan, Route route, const void* in,
 /// Some rank uses a device: where the buffers are decides, all ranks' together.
 void Communicator::run_with_devices(const Request& request, Plan& plan) {
   const CallOnDevice call;
-  const DeviceBackend* const device = device_backend();
+  const DeviceBackend* const device = device_;
   Memory in = Memory::host, out = Memory::host;
   const auto look = [&] {
     if (!uses_device_) return;
@@ -213,7 +223,6 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
 /// has not posted the call.
 Communicator::Route Communicator::meet(Memory in, Memory out, bool is_first,
                                        const Request& request) {
-  const DeviceBackend* const device = device_backend();
   channel_->present({in, out, !is_first, uses_device_});
   const auto step = [&](int polls) {
     int absent = channel_->absent();
@@ -240,13 +249,13 @@ Communicator::Route Communicator::meet(Memory in, Memory out, bool is_first,
   // differ between the GPUs: of calls that are under way at once all but the first go through host
   // memory.
   const bool is_served = are_all_ready && !is_any_host && !is_any_contended &&
-                         !is_device_refused_ && device->is_defined(request.op, request.dtype);
+                         !is_device_refused_ && device_ != nullptr && device_->is_defined(request.op, request.dtype);
   return is_served ? Route::device : Route::staged;
 }
 
 void Communicator::open_device(const Request& request) {
   std::string why;
-  device_channel_ = device_backend()->open(*bootstrap_, config_, request.in, why);
+  device_channel_ = device_->open(*bootstrap_, config_, request.in, why);
   if (device_channel_) return;
   is_device_refused_ = true;
   if (rank_ == 0)
@@ -326,9 +335,7 @@ Communicator::Plan& Communicator::plan_for(const Request& request) {
 void Communicator::make_plan(Plan& plan, const Request& request) {
   plan.is_made = false;
   plan.request = request;
-  // Not on the path of a call: the program may have come to use a device since the last plan.
-  if (!uses_device_ && config_.device != Config::Device::off)
-    uses_device_ = device_backend() != nullptr && device_backend()->is_in_use();
+  plan.seen_in = plan.seen_out = nullptr;
   const auto size = static_cast<std::size_t>(size_);
   std::size_t total = request.count, own = request.count;
   if (request.collective == Collective::reduce_scatter) {
@@ -434,45 +441,22 @@ void Communicator::make_path(Plan& plan, Path& path, Route route) {
   arguments.signature = plan.signature;
   arguments.dtype = request.dtype;
   arguments.op = request.op;
-  path.chunk_begin.resize(chunks + 1);
-  if (is_scattered && chunks == static_cast<std::size_t>(size_)) {
-    path.chunk_begin[0] = 0;
-    for (std::size_t c = 0; c < chunks; ++c)
-      path.chunk_begin[c + 1] = path.chunk_begin[c] + plan.counts[c];
-  } else {
-    // Chunks of whole cache lines where there is enough: two owners never write one line of a
-    // result.
-    std::size_t share = (total + chunks - 1) / chunks;
-    const std::size_t line = std::max<std::size_t>(64 / element, 1);
-    if (share >= 4 * line) share = (share + line - 1) / line * line;
-    for (std::size_t c = 0; c <= chunks; ++c) path.chunk_begin[c] = std::min(total, c * share);
-  }
+  cut_chunks(path.chunk_begin, chunks, total, element,
+             is_scattered && chunks == static_cast<std::size_t>(size_) ? plan.counts.data() : nullptr);
   arguments.chunk_begin = path.chunk_begin.data();
   arguments.chunks = chunks;
-  arguments.longest = 0;
-  for (std::size_t c = 0; c < chunks; ++c)
-    arguments.longest = std::max(arguments.longest, path.chunk_begin[c + 1] - path.chunk_begin[c]);
-  const std::size_t longest = std::max(arguments.longest * element, std::size_t{1});
-
-  std::size_t slice = std::min(path.choice.slice_bytes, longest);
+  arguments.longest = longest_chunk(path.chunk_begin);
   if (is_device) {
-    const int blocks = std::min(path.choice.blocks, device_channel_->max_blocks());
-    const auto share =
-        (longest + static_cast<std::size_t>(blocks) - 1) / static_cast<std::size_t>(blocks);
-    arguments.is_large = !path.choice.is_packet;
-    // One pass if that is not too long: later ones overlap with the exchange of earlier ones.
-    constexpr std::size_t kLongSlice = 16 << 10;
-    if (config_.slice == 0) slice = std::max(slice, std::min(share, kLongSlice));
-    slice = std::min(slice, fit(arguments.is_large));
-    arguments.blocks = blocks;
-    // A thread moves 16 bytes at a time: no more threads than there is work for, in whole warps.
-    arguments.threads =
-        static_cast<int>(std::clamp<std::size_t>((slice / 16 + 31) / 32 * 32, 32, 256));
-  } else {
-    arguments.is_large = slice > fit(false) && !cache_->is_without_data;
-    slice = std::min(slice, fit(arguments.is_large));
-    arguments.store = plan.bytes >= kStreamBytes ? Store::stream : Store::cached;
+    cut_passes(arguments, path.choice, *path.loaded->program, device_channel_->max_blocks(),
+               config_);
+    path.is_made = true;
+    return;
   }
+  const std::size_t longest = std::max(arguments.longest * element, std::size_t{1});
+  std::size_t slice = std::min(path.choice.slice_bytes, longest);
+  arguments.is_large = slice > fit(false) && !cache_->is_without_data;
+  slice = std::min(slice, fit(arguments.is_large));
+  arguments.store = plan.bytes >= kStreamBytes ? Store::stream : Store::cached;
   if (slice > 64) slice = slice / 64 * 64;
   arguments.slice = std::max<std::size_t>(slice / element, 1);
   path.is_made = true;
@@ -538,8 +522,8 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   std::string why;
   try {
     host_backend();
-    uses_device_ = config.device != Config::Device::off && device_backend() != nullptr &&
-                   device_backend()->is_in_use();
+    if (config.device != Config::Device::off) device_ = device_backend();
+    uses_device_ = device_ != nullptr && device_->is_in_use();
     mine.uses_device = uses_device_;
     mine.is_ready = true;
   } catch (const std::exception& error) {

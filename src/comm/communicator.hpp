@@ -127,6 +127,7 @@ class Communicator {
   bool is_crowded_ = false;
   int spin_ = 0;  // polls before a wait lets others run
   std::unique_ptr<HostChannel> channel_;
+  DeviceBackend* device_ = nullptr;  // null: none, or switched off
   bool meets_ = false;        // ranks meet before every call: some use a device
   bool uses_device_ = false;  // this one does
   bool is_device_refused_ = false;

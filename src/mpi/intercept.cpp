@@ -94,8 +94,6 @@ int trib_session_finalize(Word session) {
 }
 #endif
 
-const char* trib_version() { return TRIB_VERSION; }
-
 const char* trib_mpi_last_algorithm(MPI_Comm comm) {
   const trib::mpi::Member* member = trib::mpi::find_member(comm);
   if (!member) return "none";

@@ -64,8 +64,8 @@ void Channel::set_up(const void* pointer) {
   context_ = context_of(pointer);
   if (context_ == nullptr) throw Error(Code::device, "cuda: no context for the buffer's device");
   const Current current(context_);
-  check(driver_.cuCtxGetDevice_(&device_), "no device");
-  check(driver_.cuDeviceGetAttribute_(&max_blocks_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+  cuda::check(driver_.cuCtxGetDevice_(&device_), "no device");
+  cuda::check(driver_.cuDeviceGetAttribute_(&max_blocks_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
                                       device_),
         "cannot count multiprocessors");
   max_blocks_ = std::min(max_blocks_, kMaxBlocks);
@@ -74,20 +74,23 @@ void Channel::set_up(const void* pointer) {
   // copies are through which other MPIs move such buffers: programs may not know that a copy from
   // pageable memory can still be under way when it has returned.
   int lowest = 0, highest = 0;
-  check(driver_.cuCtxGetStreamPriorityRange_(&lowest, &highest), "cannot get priorities");
-  check(driver_.cuStreamCreateWithPriority_(&stream_, CU_STREAM_DEFAULT, highest),
+  cuda::check(driver_.cuCtxGetStreamPriorityRange_(&lowest, &highest), "cannot get priorities");
+  cuda::check(driver_.cuStreamCreateWithPriority_(&stream_, CU_STREAM_DEFAULT, highest),
         "cannot create a stream");
+  cuda::check(driver_.cuStreamCreate_(&abort_stream_, CU_STREAM_NON_BLOCKING),
+              "cannot create a stream");
+  cuda::check(driver_.cuEventCreate_(&last_, CU_EVENT_DISABLE_TIMING), "cannot create an event");
   void* host = nullptr;
-  check(driver_.cuMemHostAlloc_(&host, sizeof(Doorbell),
+  cuda::check(driver_.cuMemHostAlloc_(&host, sizeof(Doorbell),
                                 CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
         "cannot pin host memory");
   doorbell_ = new (host) Doorbell{};
-  check(driver_.cuMemAlloc_(&counters_, sizeof(Counters)), "cannot allocate");
-  check(driver_.cuMemsetD8_(counters_, 0, sizeof(Counters)), "cannot clear memory");
+  cuda::check(driver_.cuMemAlloc_(&counters_, sizeof(Counters)), "cannot allocate");
+  cuda::check(driver_.cuMemsetD8_(counters_, 0, sizeof(Counters)), "cannot clear memory");
   CUdeviceptr& inbox = peers_[static_cast<std::size_t>(rank_)].inbox;
-  check(driver_.cuMemAlloc_(&inbox, kInboxBytes), "cannot allocate an inbox of 66 MiB");
-  check(driver_.cuMemsetD8_(inbox, 0, kInboxBytes), "cannot clear memory");
-  check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
+  cuda::check(driver_.cuMemAlloc_(&inbox, kInboxBytes), "cannot allocate an inbox of 66 MiB");
+  cuda::check(driver_.cuMemsetD8_(inbox, 0, kInboxBytes), "cannot clear memory");
+  cuda::check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
 }
 
 void Channel::map(int rank, const void* hello_of_peer) {
@@ -98,10 +101,10 @@ void Channel::map(int rank, const void* hello_of_peer) {
     peer.inbox = hello.inbox;
     if (hello.context == context_) return;
     const CUresult result = driver_.cuCtxEnablePeerAccess_(hello.context, 0);
-    if (result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) check(result, "no peer access");
+    if (result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) cuda::check(result, "no peer access");
     return;
   }
-  check(driver_.cuIpcOpenMemHandle_(&peer.inbox, hello.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+  cuda::check(driver_.cuIpcOpenMemHandle_(&peer.inbox, hello.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
         "cannot map a peer's memory");
   peer.is_mapped = true;
 }
@@ -122,8 +125,8 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     mine.context = channel->context_;
     mine.blocks = channel->max_blocks_;
     mine.pid = ::getpid();
-    check(channel->driver_.cuDeviceGetUuid_(&mine.device, channel->device_), "no device id");
-    check(channel->driver_.cuIpcGetMemHandle_(&mine.handle, mine.inbox), "cannot share memory");
+    cuda::check(channel->driver_.cuDeviceGetUuid_(&mine.device, channel->device_), "no device id");
+    cuda::check(channel->driver_.cuIpcGetMemHandle_(&mine.handle, mine.inbox), "cannot share memory");
     mine.is_ready = true;
   } catch (const std::exception& error) {
     trouble = error.what();
@@ -157,6 +160,11 @@ void Channel::release() noexcept {
   try {
     const Current current(context_);
     if (stream_ != nullptr) driver_.cuStreamDestroy_(stream_);
+    if (abort_stream_ != nullptr) {
+      driver_.cuStreamSynchronize_(abort_stream_);
+      driver_.cuStreamDestroy_(abort_stream_);
+    }
+    if (last_ != nullptr) driver_.cuEventDestroy_(last_);
     for (const Peer& peer : peers_)
       if (peer.is_mapped) driver_.cuIpcCloseMemHandle_(peer.inbox);
     const CUdeviceptr own = peers_[static_cast<std::size_t>(rank_)].inbox;
@@ -176,6 +184,18 @@ std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all) {
 void Channel::poison(const std::string&) noexcept {
   if (doorbell_ == nullptr) return;
   std::atomic_ref(doorbell_->abort).store(1, std::memory_order_release);
+  // Peers' kernels look at a word in their own memory. On a stream that waits for no other: what
+  // they wait for may be enqueued on the default stream.
+  try {
+    const Current current(context_);
+    for (int rank = 0; rank < size_; ++rank)
+      if (rank != rank_)
+        driver_.cuMemsetD32Async_(peers_[static_cast<std::size_t>(rank)].inbox + kAbortAt, 1, 1,
+                                  abort_stream_);
+  } catch (const Error&) {
+    // The context is gone: nothing of ours runs any more.
+  }
+  if (is_enqueued_) return;
   // The kernel sees it within a millisecond; the caller's buffers are its own again only then.
   const auto start = std::chrono::steady_clock::now();
   while (std::atomic_ref(doorbell_->done).load(std::memory_order_acquire) < launches_ &&
@@ -183,12 +203,28 @@ void Channel::poison(const std::string&) noexcept {
     ::sched_yield();
 }
 
+void Channel::check() {
+  check_stream();
+  const std::uint32_t failed =
+      std::atomic_ref(doorbell_->failed).load(std::memory_order_acquire);
+  if (failed != 0)
+    throw Error(Code::timeout, "rank " + std::to_string(failed - 1) +
+                                   " did not come to a reduction on the GPU within " +
+                                   std::to_string(time_limit_ / 1'000'000'000) + " s");
+}
+
+void Channel::drain() {
+  const Current current(context_);
+  if (is_enqueued_) cuda::check(driver_.cuEventSynchronize_(last_), "a kernel failed");
+  check();
+}
+
 Memory Channel::where(const void* pointer) const { return where_in(context_, pointer); }
 
 void Channel::check_stream() {
   const Current current(context_);
   const CUresult result = driver_.cuStreamQuery_(stream_);
-  if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) check(result, "a kernel failed");
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) cuda::check(result, "a kernel failed");
 }
 
 }  // namespace trib::cuda

@@ -28,6 +28,8 @@ class Channel final : public trib::Channel {
   void poison(const std::string& why) noexcept override;
   Memory where(const void* pointer) const override;
   int max_blocks() const override { return max_blocks_; }
+  void check() override;
+  void drain() override;
 
  private:
   friend class Program;
@@ -49,11 +51,16 @@ class Channel final : public trib::Channel {
   CUcontext context_ = nullptr;
   CUdevice device_ = 0;
   const Kernels* kernels_ = nullptr;
-  CUstream stream_ = nullptr;
+  CUstream stream_ = nullptr, abort_stream_ = nullptr;
   std::vector<Peer> peers_;
   CUdeviceptr counters_ = 0;
   Doorbell* doorbell_ = nullptr;  // the same address for host and device
   std::uint64_t launches_ = 0;
+  // Stream-ordered launches run one after the other, on whatever streams they are enqueued.
+  CUevent last_ = nullptr;
+  Stream last_stream_ = nullptr;
+  bool is_enqueued_ = false;
+  bool is_captured_ = false;  // graphs may run launches that the host does not see
   std::uint32_t last_run_ = kWindows;
   std::uint64_t time_limit_ = 0;  // nanoseconds
 };

@@ -59,6 +59,8 @@ class Cuda final : public DeviceBackend {
     return Channel::open(bootstrap, config, pointer, why);
   }
 
+  bool load() const override { return load_driver() != nullptr; }
+
   void copy(void* to, const void* from, std::size_t bytes) const override {
     const CUcontext context = where(to) == Memory::device ? context_of(to) : context_of(from);
     const Current current(context);
@@ -67,6 +69,13 @@ class Cuda final : public DeviceBackend {
           "cannot copy between host and device");
     // From pageable memory the last part may still be under way.
     check(driver()->cuStreamSynchronize_(nullptr), "cannot copy between host and device");
+  }
+
+  void enqueue_copy(void* to, const void* from, std::size_t bytes, Stream stream) const override {
+    check(driver()->cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(to),
+                                   reinterpret_cast<CUdeviceptr>(from), bytes,
+                                   static_cast<CUstream>(stream)),
+          "cannot enqueue a copy");
   }
 
   void* allocate_host(std::size_t bytes) const override {

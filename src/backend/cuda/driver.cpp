@@ -2,6 +2,7 @@
 #include "backend/cuda/driver.hpp"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <atomic>
 #include <mutex>
@@ -34,12 +35,28 @@ const Driver* look_up(int flags) {
 
 std::atomic<const Driver*> found{nullptr};
 
+/// How often libraries were loaded into this process.
+unsigned long long loads() {
+  unsigned long long count = 0;
+  ::dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* result) {
+        *static_cast<unsigned long long*>(result) = info->dlpi_adds;
+        return 1;  // every entry says the same
+      },
+      &count);
+  return count;
+}
+
 }  // namespace
 
 const Driver* driver() {
   const Driver* const known = found.load(std::memory_order_acquire);
   if (known != nullptr) return known;
-  // Never loaded by us: a program that does not use the GPU must not pay for its driver.
+  // Never loaded by us: a program that does not use the GPU must not pay for its driver. Looking for
+  // it takes a microsecond, so only when there are new libraries.
+  static std::atomic<unsigned long long> seen{0};
+  const unsigned long long present = loads();
+  if (seen.exchange(present, std::memory_order_relaxed) == present) return nullptr;
   const Driver* const now = look_up(RTLD_NOLOAD);
   if (now != nullptr) found.store(now, std::memory_order_release);
   return now;

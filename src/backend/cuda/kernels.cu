@@ -26,6 +26,9 @@ namespace {
 __device__ inline void store_release(std::uint32_t* at, std::uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
+__device__ inline void store_relaxed(std::uint32_t* at, std::uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
 __device__ inline std::uint32_t load_acquire(const std::uint32_t* at) {
   std::uint32_t value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
@@ -156,9 +159,12 @@ __device__ __noinline__ void store_elements(std::byte* at, uint4 vector, int ele
 
 /// Every so often while a wait goes on. Gives its deadline, or zero: the wait should end. Not
 /// inline: it would be fetched with the loops that it is in.
-__device__ __noinline__ std::uint64_t look_around(Doorbell* doorbell, std::uint64_t deadline,
+__device__ __noinline__ std::uint64_t look_around(Doorbell* doorbell, const std::byte* inbox,
+                                                  std::uint64_t deadline,
                                                   std::uint64_t time_limit, int peer) {
-  if (load_relaxed(&doorbell->abort) != 0) return 0;
+  if (load_relaxed(&doorbell->abort) != 0 ||
+      load_relaxed(reinterpret_cast<const std::uint32_t*>(inbox + kAbortAt)) != 0)
+    return 0;
   const std::uint64_t now = nanoseconds();
   if (deadline == 0) return now + time_limit;
   if (now < deadline) return deadline;
@@ -200,7 +206,8 @@ class Block {
     if (threadIdx.x < kMaxStages) passes_done[threadIdx.x] = 0;
     __syncthreads();
     // A stream-ordered launch may be a graph's, replayed: its number stands in memory.
-    first_run_ = launch_.has_met ? launch_.first_run : load_relaxed(&launch_.counters->run) + 1;
+    first_run_ =
+        launch_.is_counted ? load_relaxed(&launch_.counters->run) + 1 : launch_.first_run;
     const int passes = passes_of(blockIdx.x);
     const int free_passes = launch_.has_met ? kWindows : 0;
 #pragma unroll 1
@@ -281,7 +288,8 @@ class Block {
   /// True: the wait is over.
   __device__ bool gives_up(Patience& patience, int peer) {
     if ((++patience.polls & 0x3ff) != 0) return is_aborted_;
-    patience.deadline = look_around(launch_.doorbell, patience.deadline, launch_.time_limit, peer);
+    patience.deadline = look_around(launch_.doorbell, launch_.inbox[launch_.rank],
+                                    patience.deadline, launch_.time_limit, peer);
     if (patience.deadline == 0) is_aborted_ = true;
     return is_aborted_;
   }
@@ -466,8 +474,11 @@ class Block {
     if (!launch_.has_met) {
       const std::uint32_t last = first_run_ + static_cast<std::uint32_t>(passes_of(0)) - 1;
       launch_.counters->run = last;  // block 0 has the most passes
+      __threadfence_system();        // one for all: a release each would take a microsecond each
       for (int peer = 0; peer < launch_.size; ++peer)
-        if (peer != launch_.rank) store_release(credit(peer, launch_.rank, kMaxBlocks), last);
+        if (peer != launch_.rank)
+          store_relaxed(credit(peer, launch_.rank, kMaxBlocks), last);
+      return;
     }
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(&launch_.doorbell->done),
                  "l"(launch_.number)

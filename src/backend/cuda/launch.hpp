@@ -43,7 +43,8 @@ inline constexpr std::size_t kUnitBytes = 16;           // what a thread handles
 // An inbox, from its start: flags, credits, payload.
 inline constexpr std::size_t kFlagBytes = sizeof(std::uint32_t) * kMaxBlocks * kWindows * kMaxUnits;
 inline constexpr std::size_t kCreditBytes = sizeof(std::uint32_t) * (kMaxBlocks + 1) * kMaxRanks;
-inline constexpr std::size_t kPayloadAt = (kFlagBytes + kCreditBytes + 4095) / 4096 * 4096;
+inline constexpr std::size_t kAbortAt = kFlagBytes + kCreditBytes;  // a word: a peer gave up
+inline constexpr std::size_t kPayloadAt = (kAbortAt + 4096) / 4096 * 4096;
 inline constexpr std::size_t kInboxBytes = kPayloadAt + kMaxBlocks * kWindows * kWindowBytes;
 
 /// Where a chunk is: at `address`, of the first pass of the first block in the first window.
@@ -97,13 +98,14 @@ struct Launch {
   std::uint64_t number;      // of this launch, for the doorbell
   std::uint64_t time_limit;  // nanoseconds that a wait may take
   std::uint32_t slice;       // elements of a chunk per pass
-  std::uint32_t first_run;   // has_met: of this launch
+  std::uint32_t first_run;   // of this launch, unless is_counted
   std::uint32_t passes;      // of all blocks together
   std::uint8_t rank, size;
   std::uint8_t stages;
-  /// All ranks have met on the host: whatever was launched before is over everywhere. Otherwise the
-  /// number of the run stands in `counters`, and credits are looked at from the first pass on.
+  /// All ranks have met on the host: whatever was launched before is over everywhere. Otherwise
+  /// credits are looked at from the first pass on.
   bool has_met;
+  bool is_counted;  // the number of the last run stands in `counters`: launches may be replayed
   std::uint8_t first_batch[kMaxStages + 1];  // of each stage, and behind the last
   std::byte* inbox[kMaxRanks];
   Batch batch[kMaxBatches];

@@ -319,6 +319,7 @@ Operation& Program::launch(const Arguments& arguments) {
   channel_.last_run_ += (launch.passes + blocks - 1) / blocks;
   // `threads` of each stage.
   const int width = std::min(arguments.threads, kMaxThreads / launch.stages / 32 * 32);
+  launch.has_met = !arguments.is_enqueued;
   launch.number = ++channel_.launches_;
   stalls_ = 0;
 
@@ -358,14 +359,30 @@ Operation& Program::launch(const Arguments& arguments) {
                           : reinterpret_cast<std::uint64_t>(launch.inbox[meaning.holder]) +
                                 kPayloadAt + static_cast<std::uint64_t>(meaning.unit) * stride;
   }
+  CUstream stream = channel_.stream_;
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (arguments.is_enqueued) {
+    stream = static_cast<CUstream>(arguments.stream);
+    check(channel_.driver_.cuStreamIsCapturing_(stream, &capture), "cannot look at the stream");
+    if (channel_.is_enqueued_ && arguments.stream != channel_.last_stream_ &&
+        capture == CU_STREAM_CAPTURE_STATUS_NONE)
+      check(channel_.driver_.cuStreamWaitEvent_(stream, channel_.last_, 0), "cannot order streams");
+    if (capture != CU_STREAM_CAPTURE_STATUS_NONE) channel_.is_captured_ = true;
+  }
+  launch.is_counted = channel_.is_captured_;
   check(channel_.driver_.cuLaunchKernel_(function, blocks, 1, 1,
                                          static_cast<unsigned>(width * launch.stages), 1, 1, 0,
-                                         channel_.stream_, parameters, nullptr),
+                                         stream, parameters, nullptr),
         "cannot launch a kernel");
   if (is_aside_)
     check(channel_.driver_.cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(arguments.out), aside_, own,
-                                          channel_.stream_),
+                                          stream),
           "cannot copy the result");
+  if (arguments.is_enqueued && capture == CU_STREAM_CAPTURE_STATUS_NONE) {
+    check(channel_.driver_.cuEventRecord_(channel_.last_, stream), "cannot record an event");
+    channel_.last_stream_ = arguments.stream;
+    channel_.is_enqueued_ = true;
+  }
   return *this;
 }
 

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "api/stream_communicator.hpp"
+
+#include <numeric>
+
+#include "algorithm/registry.hpp"
+
+namespace trib {
+
+StreamCommunicator::StreamCommunicator(std::unique_ptr<Bootstrap> bootstrap, const Config& config)
+    : bootstrap_(std::move(bootstrap)),
+      config_(config),
+      rank_(bootstrap_->rank()),
+      size_(bootstrap_->size()) {
+  std::vector<Config> all(static_cast<std::size_t>(size_));
+  bootstrap_->exchange(&config, all.data(), sizeof config);
+  config_ = adopt(config, all[0]);
+  if (size_ == 1) {
+    if (device_backend() == nullptr || !device_backend()->load())
+      throw Error(Code::device, "there is no GPU driver, or Tributary was built without CUDA");
+    return;
+  }
+  std::string why;
+  // Each step is agreed between the ranks: either all go on, or all throw.
+  host_ = host_backend().open(*bootstrap_, config_, why);
+  if (!host_) throw Error(Code::system, "the ranks share no memory: " + why);
+  DeviceBackend* const backend = device_backend();
+  char is_ready = backend != nullptr && backend->load() ? 1 : 0;
+  std::vector<char> ready(static_cast<std::size_t>(size_));
+  bootstrap_->exchange(&is_ready, ready.data(), 1);
+  for (int rank = 0; rank < size_; ++rank)
+    if (ready[static_cast<std::size_t>(rank)] == 0)
+      throw Error(Code::device, "rank " + std::to_string(rank) + " has no GPU driver, or Tributary "
+                                "was built without its CUDA backend");
+  device_ = backend->open(*bootstrap_, config_, nullptr, why);
+  if (!device_) throw Error(Code::device, why);
+}
+
+StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
+                                                       std::vector<std::size_t> counts) {
+  const auto [found, is_new] = plans_.try_emplace(
+      PlanKey{call.collective, call.dtype, call.op, call.root, std::move(counts)});
+  Plan& plan = found->second;
+  if (!is_new) return plan;
+  const std::vector<std::size_t>& parts = std::get<4>(found->first);
+  const std::size_t total = std::accumulate(parts.begin(), parts.end(), std::size_t{0});
+  const std::size_t element = bytes(call.dtype);
+
+  Key key;
+  key.collective = call.collective;
+  key.size = size_;
+  key.bytes = total * element;
+  key.place = Key::Place::device;
+  const Choice choice = select(key, config_);
+  Loaded& loaded = programs_[{call.collective, choice.algorithm, call.root}];
+  if (!loaded.program) {
+    Shape shape;
+    shape.collective = call.collective;
+    shape.size = size_;
+    shape.root = call.root;
+    const std::vector<Schedule> all =
+        lower(all_ranks(*choice.algorithm, shape), shape, choice.reach);
+    loaded.chunks = static_cast<std::size_t>(all[static_cast<std::size_t>(rank_)].chunks);
+    loaded.program = device_->load(all);
+  }
+  plan.loaded = &loaded;
+  const bool is_by_rank = parts.size() > 1 && loaded.chunks == parts.size();
+  cut_chunks(plan.chunk_begin, loaded.chunks, total, element, is_by_rank ? parts.data() : nullptr);
+  Arguments& arguments = plan.arguments;
+  arguments.signature.collective = static_cast<std::uint8_t>(call.collective);
+  arguments.dtype = call.dtype;
+  arguments.op = call.op;
+  arguments.chunk_begin = plan.chunk_begin.data();
+  arguments.chunks = loaded.chunks;
+  arguments.longest = longest_chunk(plan.chunk_begin);
+  arguments.is_enqueued = true;
+  cut_passes(arguments, choice, *loaded.program, device_->max_blocks(), config_);
+  return plan;
+}
+
+void StreamCommunicator::enqueue(const Call& call, Stream stream) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) throw Error(Code::unusable, "unusable since: " + failure_);
+  if (size_ == 1) {
+    const std::size_t count = call.counts != nullptr ? call.counts[0] : call.count;
+    if (count > 0 && call.in != call.out)
+      device_backend()->enqueue_copy(call.out, call.in, count * bytes(call.dtype), stream);
+    return;
+  }
+  std::vector<std::size_t> counts;
+  if (call.collective == Collective::reduce_scatter)
+    counts.assign(call.counts, call.counts + size_);
+  else if (call.collective == Collective::reduce_scatter_block)
+    counts.assign(static_cast<std::size_t>(size_), call.count);
+  else
+    counts.assign(1, call.count);
+  if (std::accumulate(counts.begin(), counts.end(), std::size_t{0}) == 0) return;
+  try {
+    Plan& plan = plan_for(call, std::move(counts));
+    plan.arguments.in = call.in;
+    plan.arguments.out = call.out;
+    plan.arguments.stream = stream;
+    plan.loaded->program->launch(plan.arguments);
+  } catch (const Error& error) {
+    fail(error);
+  }
+}
+
+void StreamCommunicator::fail(const Error& error) {
+  failure_ = error.what();
+  poison();
+  throw error;
+}
+
+void StreamCommunicator::abort(const std::string& why) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = why;
+  poison();
+}
+
+void StreamCommunicator::poison() noexcept {
+  if (host_) host_->poison(failure_);
+  if (device_) device_->poison(failure_);
+}
+
+void StreamCommunicator::check() {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) throw Error(Code::unusable, failure_);
+  if (size_ == 1) return;
+  try {
+    device_->check();
+    for (int rank = 0; rank < size_; ++rank)
+      if (rank != rank_) host_->diagnose(rank, ++position_);
+    // Looking whether a process lives takes a system call: one per check.
+    looked_at_ = (looked_at_ + 1) % size_;
+    if (looked_at_ != rank_) host_->check_alive(looked_at_);
+  } catch (const Error& error) {
+    fail(error);
+  }
+}
+
+void StreamCommunicator::drain() {
+  if (device_ && failure_.empty()) device_->drain();
+}
+
+}  // namespace trib

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Ranks that enqueue collectives on their devices' streams, without a word on the host: what stands
+// behind trib_comm. The counterpart of comm/communicator.hpp, which meets and waits.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "backend/backend.hpp"
+#include "base/bootstrap.hpp"
+#include "base/config.hpp"
+#include "base/error.hpp"
+#include "comm/cut.hpp"
+
+namespace trib {
+
+class StreamCommunicator {
+ public:
+  /// Collective. Throws Error, on all ranks alike once they could be reached.
+  StreamCommunicator(std::unique_ptr<Bootstrap> bootstrap, const Config& config);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  /// One collective. `count`: elements of the vector, or of each rank's part (reduce_scatter_block);
+  /// `counts`: of each rank's part (reduce_scatter).
+  struct Call {
+    Collective collective = Collective::allreduce;
+    Dtype dtype = Dtype::f32;
+    Op op = Op::sum;
+    int root = 0;
+    std::size_t count = 0;
+    const std::size_t* counts = nullptr;
+    const void* in = nullptr;
+    void* out = nullptr;
+  };
+  /// Returns once the work is enqueued. Any thread. Throws Error where that shows at once.
+  void enqueue(const Call& call, Stream stream);
+
+  /// Ends what runs; afterwards the communicator is unusable. Any thread.
+  void abort(const std::string& why) noexcept;
+  /// Throws the first failure since the beginning, if any. Never blocks.
+  void check();
+  /// Until all that was enqueued is done.
+  void drain();
+
+ private:
+  struct Loaded {
+    std::size_t chunks = 1;
+    std::unique_ptr<Program> program;
+  };
+  /// How vectors of one kind and length are cut.
+  struct Plan {
+    Loaded* loaded = nullptr;
+    std::vector<std::size_t> chunk_begin;
+    Arguments arguments;
+  };
+  using PlanKey = std::tuple<Collective, Dtype, Op, int, std::vector<std::size_t>>;
+
+  Plan& plan_for(const Call& call, std::vector<std::size_t> counts);
+  [[noreturn]] void fail(const Error& error);
+  void poison() noexcept;
+
+  const std::unique_ptr<Bootstrap> bootstrap_;
+  Config config_;
+  const int rank_, size_;
+  std::unique_ptr<HostChannel> host_;  // only to see whether peers are well
+  std::unique_ptr<Channel> device_;
+  std::mutex mutex_;
+  std::string failure_;
+  int looked_at_ = 0;
+  std::uint64_t position_ = 0;
+  std::map<std::tuple<Collective, const Algorithm*, int>, Loaded> programs_;
+  std::map<PlanKey, Plan> plans_;
+};
+
+}  // namespace trib

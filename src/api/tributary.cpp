@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The C API of include/tributary/tributary.h, but for what needs MPI (src/mpi/intercept.cpp).
+#include "tributary/tributary.h"
+
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "api/stream_communicator.hpp"
+#include "base/error.hpp"
+
+struct trib_comm {
+  trib::StreamCommunicator impl;
+};
+
+namespace trib {
+namespace {
+
+thread_local std::string last_error;
+
+trib_result result_of(Code code) {
+  switch (code) {
+    case Code::argument:
+      return TRIB_ERROR_ARGUMENT;
+    case Code::timeout:
+      return TRIB_ERROR_TIMEOUT;
+    case Code::peer:
+      return TRIB_ERROR_PEER;
+    case Code::unusable:
+      return TRIB_ERROR_UNUSABLE;
+    case Code::system:
+      return TRIB_ERROR_SYSTEM;
+    case Code::device:
+      return TRIB_ERROR_DEVICE;
+    case Code::internal:
+      break;
+  }
+  return TRIB_ERROR_INTERNAL;
+}
+
+/// Runs `body`, and turns what it throws into a code and a text.
+template <class Body>
+trib_result guarded(Body&& body) noexcept {
+  try {
+    last_error.clear();
+    body();
+    return TRIB_SUCCESS;
+  } catch (const Error& error) {
+    last_error = error.what();
+    return result_of(error.code());
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return TRIB_ERROR_SYSTEM;
+  }
+}
+
+[[noreturn]] void wrong(const std::string& what) { throw Error(Code::argument, what); }
+
+constexpr Dtype kDtypeOf[] = {Dtype::i8,  Dtype::i16, Dtype::i32, Dtype::i64,  Dtype::u8,
+                              Dtype::u16, Dtype::u32, Dtype::u64, Dtype::f16,  Dtype::bf16,
+                              Dtype::f32, Dtype::f64, Dtype::cf32, Dtype::cf64};
+constexpr Op kOpOf[] = {Op::sum, Op::prod, Op::max,  Op::min,  Op::land,
+                        Op::lor, Op::lxor, Op::band, Op::bor, Op::bxor};
+static_assert(std::size(kDtypeOf) == TRIB_COMPLEX128 + 1 && std::size(kOpOf) == TRIB_BXOR + 1);
+
+class CallerBootstrap final : public Bootstrap {
+ public:
+  CallerBootstrap(int rank, int size, trib_exchange function, void* context)
+      : rank_(rank), size_(size), exchange_(function), context_(context) {}
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  void exchange(const void* mine, void* all, std::size_t bytes) override {
+    if (const int status = exchange_(context_, mine, all, bytes); status != 0)
+      throw Error(Code::system, "the caller's exchange function returned " + std::to_string(status));
+  }
+  void progress() override {}
+
+ private:
+  const int rank_, size_;
+  const trib_exchange exchange_;
+  void* const context_;
+};
+
+trib_result enqueue(trib_comm* comm, trib_dtype dtype, trib_op op, trib_stream stream,
+                    StreamCommunicator::Call call) noexcept {
+  return guarded([&] {
+    if (comm == nullptr) wrong("comm is null");
+    if (static_cast<unsigned>(dtype) >= std::size(kDtypeOf))
+      wrong("dtype " + std::to_string(static_cast<int>(dtype)) + " is none of trib_dtype");
+    if (static_cast<unsigned>(op) >= std::size(kOpOf))
+      wrong("op " + std::to_string(static_cast<int>(op)) + " is none of trib_op");
+    call.dtype = kDtypeOf[dtype];
+    call.op = kOpOf[op];
+    if (!is_defined(call.op, call.dtype))
+      wrong(std::string(name(call.op)) + " is not defined on " + std::string(name(call.dtype)));
+    if (call.root < 0 || call.root >= comm->impl.size())
+      wrong("root " + std::to_string(call.root) + " is not a rank: there are " +
+            std::to_string(comm->impl.size()));
+    if (call.collective == Collective::reduce_scatter && call.counts == nullptr)
+      wrong("counts is null");
+    for (const void* const buffer : {call.in, static_cast<const void*>(call.out)})
+      if (reinterpret_cast<std::uintptr_t>(buffer) % alignment(call.dtype) != 0)
+        wrong("a buffer is not aligned to its elements");
+    if (call.in == nullptr && call.count > 0) wrong("in is null");
+    comm->impl.enqueue(call, stream);
+  });
+}
+
+}  // namespace
+}  // namespace trib
+
+using trib::Collective;
+using trib::enqueue;
+using trib::guarded;
+
+extern "C" {
+
+const char* trib_version(void) { return TRIB_VERSION; }
+
+const char* trib_result_text(trib_result result) {
+  switch (result) {
+    case TRIB_SUCCESS:
+      return "success";
+    case TRIB_ERROR_ARGUMENT:
+      return "a wrong argument or setting, or ranks that disagree";
+    case TRIB_ERROR_TIMEOUT:
+      return "a peer did not arrive in time";
+    case TRIB_ERROR_PEER:
+      return "a peer failed or died";
+    case TRIB_ERROR_UNUSABLE:
+      return "an earlier failure left the communicator unusable";
+    case TRIB_ERROR_SYSTEM:
+      return "the operating system refused something";
+    case TRIB_ERROR_DEVICE:
+      return "the GPU or its driver failed, or is missing";
+    case TRIB_ERROR_INTERNAL:
+      return "a bug in Tributary";
+  }
+  return "no result of Tributary";
+}
+
+const char* trib_last_error(void) { return trib::last_error.c_str(); }
+
+trib_result trib_comm_create(trib_comm** comm, int rank, int size, trib_exchange exchange,
+                             void* context) {
+  return guarded([&] {
+    if (comm == nullptr) trib::wrong("comm is null");
+    *comm = nullptr;
+    if (exchange == nullptr) trib::wrong("exchange is null");
+    if (size < 1 || rank < 0 || rank >= size)
+      trib::wrong("rank " + std::to_string(rank) + " of " + std::to_string(size));
+    *comm = new trib_comm{trib::StreamCommunicator(
+        std::make_unique<trib::CallerBootstrap>(rank, size, exchange, context),
+        trib::read_config())};
+  });
+}
+
+trib_result trib_comm_destroy(trib_comm* comm) {
+  return guarded([&] {
+    if (comm == nullptr) return;
+    const std::unique_ptr<trib_comm> owned(comm);
+    comm->impl.drain();
+  });
+}
+
+trib_result trib_comm_abort(trib_comm* comm) {
+  return guarded([&] {
+    if (comm == nullptr) trib::wrong("comm is null");
+    comm->impl.abort("trib_comm_abort was called");
+  });
+}
+
+trib_result trib_comm_query(trib_comm* comm, trib_result* error) {
+  trib_result found = TRIB_SUCCESS;
+  const trib_result status = guarded([&] {
+    if (comm == nullptr || error == nullptr) trib::wrong("comm or error is null");
+  });
+  if (status != TRIB_SUCCESS) return status;
+  found = guarded([&] { comm->impl.check(); });
+  *error = found;
+  return TRIB_SUCCESS;
+}
+
+int trib_comm_rank(const trib_comm* comm) { return comm != nullptr ? comm->impl.rank() : -1; }
+int trib_comm_size(const trib_comm* comm) { return comm != nullptr ? comm->impl.size() : -1; }
+
+trib_result trib_allreduce(const void* in, void* out, size_t count, trib_dtype dtype, trib_op op,
+                           trib_comm* comm, trib_stream stream) {
+  return enqueue(comm, dtype, op, stream,
+                 {.collective = Collective::allreduce, .count = count, .in = in, .out = out});
+}
+
+trib_result trib_reduce(const void* in, void* out, size_t count, trib_dtype dtype, trib_op op,
+                        int root, trib_comm* comm, trib_stream stream) {
+  return enqueue(
+      comm, dtype, op, stream,
+      {.collective = Collective::reduce, .root = root, .count = count, .in = in, .out = out});
+}
+
+trib_result trib_reduce_scatter(const void* in, void* out, const size_t* counts, trib_dtype dtype,
+                                trib_op op, trib_comm* comm, trib_stream stream) {
+  return enqueue(
+      comm, dtype, op, stream,
+      {.collective = Collective::reduce_scatter, .counts = counts, .in = in, .out = out});
+}
+
+trib_result trib_reduce_scatter_block(const void* in, void* out, size_t count, trib_dtype dtype,
+                                      trib_op op, trib_comm* comm, trib_stream stream) {
+  return enqueue(
+      comm, dtype, op, stream,
+      {.collective = Collective::reduce_scatter_block, .count = count, .in = in, .out = out});
+}
+}

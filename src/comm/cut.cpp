@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/cut.hpp"
+
+#include <algorithm>
+
+namespace trib {
+
+void cut_chunks(std::vector<std::size_t>& begin, std::size_t chunks, std::size_t total,
+                std::size_t element_bytes, const std::size_t* counts) {
+  begin.resize(chunks + 1);
+  begin[0] = 0;
+  if (counts != nullptr) {
+    for (std::size_t c = 0; c < chunks; ++c) begin[c + 1] = begin[c] + counts[c];
+    return;
+  }
+  // Chunks of whole cache lines where there is enough: two owners never write one line of a result.
+  std::size_t share = (total + chunks - 1) / chunks;
+  const std::size_t line = std::max<std::size_t>(64 / element_bytes, 1);
+  if (share >= 4 * line) share = (share + line - 1) / line * line;
+  for (std::size_t c = 1; c <= chunks; ++c) begin[c] = std::min(total, c * share);
+}
+
+std::size_t longest_chunk(const std::vector<std::size_t>& begin) {
+  std::size_t longest = 0;
+  for (std::size_t c = 0; c + 1 < begin.size(); ++c)
+    longest = std::max(longest, begin[c + 1] - begin[c]);
+  return longest;
+}
+
+void cut_passes(Arguments& arguments, const Choice& choice, const Program& program, int max_blocks,
+                const Config& config) {
+  // One pass per block if that is not too long: later ones overlap with the exchange of earlier
+  // ones.
+  constexpr std::size_t kLongSlice = 16 << 10;
+  const std::size_t element = bytes(arguments.dtype);
+  const std::size_t longest = std::max(arguments.longest * element, std::size_t{1});
+  arguments.is_large = !choice.is_packet;
+  arguments.blocks = std::min(choice.blocks, max_blocks);
+  const auto blocks = static_cast<std::size_t>(arguments.blocks);
+  std::size_t slice = std::min(choice.slice_bytes, longest);
+  if (config.slice == 0)
+    slice = std::max(slice, std::min((longest + blocks - 1) / blocks, kLongSlice));
+  slice = std::min(slice, program.fit(arguments.is_large));
+  if (slice > 64) slice = slice / 64 * 64;
+  arguments.slice = std::max<std::size_t>(slice / element, 1);
+  // A thread moves 16 bytes at a time: no more threads than there is work for, in whole warps.
+  arguments.threads =
+      static_cast<int>(std::clamp<std::size_t>((slice / 16 + 31) / 32 * 32, 32, 256));
+}
+
+}  // namespace trib

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How a vector is cut: into the chunks of a schedule, and those into the passes of a program. All
+// ranks cut alike.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "backend/backend.hpp"
+#include "base/config.hpp"
+#include "tune/select.hpp"
+
+namespace trib {
+
+/// Fills `begin` with chunks + 1 ascending numbers: where each chunk of a vector of `total` elements
+/// starts, and `total`. `counts`: the chunks' lengths; null: as equal as whole cache lines allow.
+void cut_chunks(std::vector<std::size_t>& begin, std::size_t chunks, std::size_t total,
+                std::size_t element_bytes, const std::size_t* counts);
+
+std::size_t longest_chunk(const std::vector<std::size_t>& begin);
+
+/// For a program of a device: protocol, slice, blocks and threads of `arguments`, whose dtype and
+/// longest are set.
+void cut_passes(Arguments& arguments, const Choice& choice, const Program& program, int max_blocks,
+                const Config& config);
+
+}  // namespace trib

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// GPU memory in all its kinds: offsets inside allocations, buffers that are freed and allocated
+// again at the same address, pools, virtual address ranges, and the first GPU buffer after a long
+// time of host buffers only. "thorough" takes minutes and 10 GiB.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "gpu.hpp"
+
+namespace {
+
+int rank, size;
+
+float value(int r, std::size_t i, int round) {
+  return static_cast<float>((i * 7 + static_cast<std::size_t>(r) * 13 +
+                             static_cast<std::size_t>(round) * 5) %
+                            101);
+}
+float sum(std::size_t i, int round) {
+  float total = 0;
+  for (int r = 0; r < size; ++r) total += value(r, i, round);
+  return total;
+}
+
+/// An in-place allreduce of what is at `data`, which the host cannot reach.
+void reduce(float* data, std::size_t count, int round, const char* what) {
+  std::vector<float> host(count);
+  for (std::size_t i = 0; i < count; ++i) host[i] = value(rank, i, round);
+  Gpu::get().copy(data, host.data(), count * 4);
+  CHECK(MPI_Allreduce(MPI_IN_PLACE, data, static_cast<int>(count), MPI_FLOAT, MPI_SUM,
+                      MPI_COMM_WORLD) == MPI_SUCCESS,
+        "%s", what);
+  if (size > 1) CHECK(was_served(MPI_COMM_WORLD), "%s: left to the MPI", what);
+  Gpu::get().copy(host.data(), data, count * 4);
+  for (std::size_t i = 0; i < count; ++i)
+    CHECK(host[i] == sum(i, round), "%s: element %zu of %zu, round %d: %g", what, i, count, round,
+          static_cast<double>(host[i]));
+}
+
+void late_gpu() {
+  // Host buffers only, on a communicator of its own, before this process uses the GPU.
+  float in = 1, out = 0;
+  for (int i = 0; i < 10; ++i) {
+    MPI_Allreduce(&in, &out, 1, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    CHECK(out == static_cast<float>(size), "host memory, before there is a GPU");
+  }
+}
+
+void cycles(int count) {
+  Gpu& gpu = Gpu::get();
+  for (int round = 0; round < count; ++round) {
+    const std::size_t elements = 1 + static_cast<std::size_t>(round * 7919 % 50000);
+    const std::size_t offset = static_cast<std::size_t>(round % 37);
+    float* const memory = static_cast<float*>(gpu.allocate((elements + offset) * 4));
+    reduce(memory + offset, elements, round, "freed and allocated again");
+    gpu.free(memory);
+  }
+}
+
+void pool() {
+  Gpu& gpu = Gpu::get();
+  for (int round = 0; round < 20; ++round) {
+    unsigned long long memory = 0;
+    void* const no_stream = nullptr;
+    CHECK(gpu.call("cuMemAllocAsync", &memory, std::size_t{4000000}, no_stream) == 0, "no pool");
+    CHECK(gpu.call("cuStreamSynchronize", no_stream) == 0, "");
+    reduce(reinterpret_cast<float*>(memory) + round, 999000, round, "memory of a pool");
+    CHECK(gpu.call("cuMemFreeAsync", memory, no_stream) == 0, "");
+  }
+}
+
+void virtual_memory() {
+  // CUmemAllocationProp, as far as it is used here.
+  struct Properties {
+    int type, requested_handles;
+    struct {
+      int type, id;
+    } location;
+    void* win32;
+    struct {
+      unsigned char bytes[8];
+    } flags;
+  } properties{1, 0, {1, 0}, nullptr, {}};  // pinned, on a device
+  struct Access {
+    struct {
+      int type, id;
+    } location;
+    int flags;
+  } access{{1, 0}, 3};
+  Gpu& gpu = Gpu::get();
+  int device = 0;
+  CHECK(gpu.call("cuCtxGetDevice", &device) == 0, "");
+  properties.location.id = access.location.id = device;
+  std::size_t granularity = 0;
+  CHECK(gpu.call("cuMemGetAllocationGranularity", &granularity, &properties, 0) == 0, "");
+  const std::size_t bytes = (8u << 20) / granularity * granularity;
+  unsigned long long address = 0, handle = 0;
+  CHECK(gpu.call("cuMemAddressReserve", &address, bytes, std::size_t{0}, 0ull, 0ull) == 0, "");
+  CHECK(gpu.call("cuMemCreate", &handle, bytes, &properties, 0ull) == 0, "");
+  CHECK(gpu.call("cuMemMap", address, bytes, std::size_t{0}, handle, 0ull) == 0, "");
+  CHECK(gpu.call("cuMemSetAccess", address, bytes, &access, std::size_t{1}) == 0, "");
+  reduce(reinterpret_cast<float*>(address), bytes / 4, 3, "a virtual address range");
+  reduce(reinterpret_cast<float*>(address) + 1, 1001, 4, "a virtual address range");
+  CHECK(gpu.call("cuMemUnmap", address, bytes) == 0, "");
+  CHECK(gpu.call("cuMemRelease", handle) == 0, "");
+  CHECK(gpu.call("cuMemAddressFree", address, bytes) == 0, "");
+}
+
+/// 1 GiB of floats, and more than 2^31 elements of one byte.
+void huge() {
+  Gpu& gpu = Gpu::get();
+  const std::size_t count = std::size_t{1} << 28;
+  float* const memory = static_cast<float*>(gpu.allocate(count * 4));
+  reduce(memory, count, 1, "1 GiB");
+  gpu.free(memory);
+#if MPI_VERSION >= 4
+  const std::size_t bytes = (std::size_t{1} << 31) + 24;
+  unsigned char* const many = static_cast<unsigned char*>(gpu.allocate(bytes));
+  CHECK(gpu.call("cuMemsetD8_v2", reinterpret_cast<unsigned long long>(many),
+                 static_cast<unsigned char>(1 << (rank % 8)), bytes) == 0,
+        "");
+  CHECK(MPI_Allreduce_c(MPI_IN_PLACE, many, static_cast<MPI_Count>(bytes), MPI_UNSIGNED_CHAR,
+                        MPI_BOR, MPI_COMM_WORLD) == MPI_SUCCESS,
+        "2^31 + 24 bytes");
+  unsigned char expected = 0;
+  for (int r = 0; r < size; ++r) expected = static_cast<unsigned char>(expected | 1 << (r % 8));
+  std::vector<unsigned char> host(1 << 20);
+  for (const std::size_t at : {std::size_t{0}, bytes / 2, bytes - host.size()}) {
+    gpu.copy(host.data(), many + at, host.size());
+    for (std::size_t i = 0; i < host.size(); ++i)
+      CHECK(host[i] == expected, "2^31 + 24 bytes: byte %zu", at + i);
+  }
+  gpu.free(many);
+#endif
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  rank = world_rank();
+  size = world_size();
+  late_gpu();
+  if (!Gpu::get().is_here()) {
+    if (rank == 0) std::printf("skipped: no GPU here\n");
+    MPI_Finalize();
+    return 77;
+  }
+  const bool is_thorough = argc > 1 && std::strcmp(argv[1], "thorough") == 0;
+  cycles(is_thorough ? 10000 : 300);
+  pool();
+  virtual_memory();
+  if (is_thorough) huge();
+  if (rank == 0) std::printf("memory of all kinds checked\n");
+  MPI_Finalize();
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The stream-ordered C API: sums of every collective against what they should be, back to back, on
+// changing streams, and as a CUDA graph that is replayed; errors; abort.
+#include <cstdint>
+#include <vector>
+
+#include "check.hpp"
+#include "gpu.hpp"
+#include "tributary/tributary.h"
+
+namespace {
+
+#define API(name) (*tributary<decltype(name)>(#name))
+
+int rank, size;
+
+int exchange(void*, const void* mine, void* all, std::size_t bytes) {
+  return MPI_Allgather(mine, static_cast<int>(bytes), MPI_BYTE, all, static_cast<int>(bytes),
+                       MPI_BYTE, MPI_COMM_WORLD);
+}
+
+std::string last_error() { return API(trib_last_error)(); }
+
+/// Small whole numbers: sums are exact.
+float value(int r, std::size_t i, int round) {
+  return static_cast<float>((i * 7 + static_cast<std::size_t>(r) * 13 +
+                             static_cast<std::size_t>(round) * 5) %
+                            101);
+}
+float sum(std::size_t i, int round) {
+  float total = 0;
+  for (int r = 0; r < size; ++r) total += value(r, i, round);
+  return total;
+}
+
+struct Stream {
+  void* handle = nullptr;
+  Stream() { CHECK(Gpu::get().call("cuStreamCreate", &handle, 1u) == 0, "no stream"); }
+  void wait() { CHECK(Gpu::get().call("cuStreamSynchronize", handle) == 0, "the stream failed"); }
+};
+
+struct Buffer {
+  float* data;
+  std::size_t count;
+  explicit Buffer(std::size_t count_)
+      : data(static_cast<float*>(Gpu::get().allocate(count_ * 4))), count(count_) {}
+  ~Buffer() { Gpu::get().free(data); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  void fill(int round) {
+    std::vector<float> host(count);
+    for (std::size_t i = 0; i < count; ++i) host[i] = value(rank, i, round);
+    Gpu::get().copy(data, host.data(), count * 4);
+    CHECK(Gpu::get().call("cuStreamSynchronize", static_cast<void*>(nullptr)) == 0, "copy");
+  }
+  std::vector<float> fetch() const {
+    std::vector<float> host(count);
+    Gpu::get().copy(host.data(), data, count * 4);
+    return host;
+  }
+};
+
+void expect(const Buffer& out, std::size_t begin, std::size_t count, int round, const char* what) {
+  const std::vector<float> found = out.fetch();
+  for (std::size_t i = 0; i < count; ++i)
+    CHECK(found[i] == sum(begin + i, round), "%s: element %zu of %zu is %g, not %g", what, i, count,
+          static_cast<double>(found[i]), static_cast<double>(sum(begin + i, round)));
+}
+
+void all_collectives(trib_comm* comm) {
+  Stream stream, other;
+  int round = 0;
+  for (const std::size_t count : {1u, 3u, 1000u, 4096u, 33333u, 262144u, 1000003u, 5000000u}) {
+    for (const bool in_place : {false, true}) {
+      Buffer in(count), out(count);
+      const char* what = in_place ? "in place" : "out of place";
+      const auto start = [&] {
+        (in_place ? out : in).fill(++round);
+        return in_place ? out.data : in.data;
+      };
+      const float* from = start();
+      CHECK(API(trib_allreduce)(from, out.data, count, TRIB_FLOAT32, TRIB_SUM, comm,
+                                stream.handle) == TRIB_SUCCESS,
+            "%s", last_error().c_str());
+      stream.wait();
+      expect(out, 0, count, round, what);
+
+      for (int root = 0; root < size; ++root) {
+        from = start();
+        CHECK(API(trib_reduce)(from, out.data, count, TRIB_FLOAT32, TRIB_SUM, root, comm,
+                               other.handle) == TRIB_SUCCESS,
+              "%s", last_error().c_str());
+        other.wait();
+        if (rank == root) expect(out, 0, count, round, what);
+      }
+
+      const std::size_t part = count / static_cast<std::size_t>(size);
+      from = start();
+      CHECK(API(trib_reduce_scatter_block)(from, out.data, part, TRIB_FLOAT32, TRIB_SUM, comm,
+                                           stream.handle) == TRIB_SUCCESS,
+            "%s", last_error().c_str());
+      stream.wait();
+      expect(out, part * static_cast<std::size_t>(rank), part, round, what);
+
+      std::vector<std::size_t> counts(static_cast<std::size_t>(size));
+      std::size_t left = count, begin = 0;
+      for (int r = 0; r < size; ++r) {
+        const std::size_t mine = r + 1 == size ? left : left / (r % 2 ? 3 : 2);
+        if (r < rank) begin += mine;
+        counts[static_cast<std::size_t>(r)] = mine;
+        left -= mine;
+      }
+      from = start();
+      CHECK(API(trib_reduce_scatter)(from, out.data, counts.data(), TRIB_FLOAT32, TRIB_SUM, comm,
+                                     stream.handle) == TRIB_SUCCESS,
+            "%s", last_error().c_str());
+      stream.wait();
+      expect(out, begin, counts[static_cast<std::size_t>(rank)], round, what);
+    }
+  }
+}
+
+/// Without a word between the calls, and on two streams in turn: the communicator keeps the order.
+void back_to_back(trib_comm* comm) {
+  Stream streams[2];
+  constexpr std::size_t kCount = 10000;
+  Buffer data(kCount);
+  data.fill(0);
+  for (int i = 0; i < 300; ++i) {
+    // max leaves the sum of the first call as it is
+    const std::size_t count = i == 0 ? kCount : static_cast<std::size_t>(1 + i * 33);
+    CHECK(API(trib_allreduce)(data.data, data.data, count, TRIB_FLOAT32,
+                              i == 0 ? TRIB_SUM : TRIB_MAX, comm,
+                              streams[i % 2].handle) == TRIB_SUCCESS,
+          "%s", last_error().c_str());
+  }
+  streams[0].wait();
+  streams[1].wait();
+  expect(data, 0, kCount, 0, "back to back");
+}
+
+void graph(trib_comm* comm, int replays) {
+  Gpu& gpu = Gpu::get();
+  Stream stream;
+  Buffer in(50000), out(50000), part(50000);
+  in.fill(1);
+  CHECK(gpu.call("cuStreamBeginCapture_v2", stream.handle, 1) == 0, "no capture");
+  CHECK(API(trib_allreduce)(in.data, out.data, in.count, TRIB_FLOAT32, TRIB_SUM, comm,
+                            stream.handle) == TRIB_SUCCESS,
+        "%s", last_error().c_str());
+  CHECK(API(trib_allreduce)(in.data, out.data, 100, TRIB_FLOAT32, TRIB_SUM, comm, stream.handle) ==
+            TRIB_SUCCESS,
+        "%s", last_error().c_str());
+  CHECK(API(trib_reduce)(in.data, part.data, in.count, TRIB_FLOAT32, TRIB_SUM, 0, comm,
+                         stream.handle) == TRIB_SUCCESS,
+        "%s", last_error().c_str());
+  void *captured = nullptr, *executable = nullptr;
+  CHECK(gpu.call("cuStreamEndCapture", stream.handle, &captured) == 0, "the capture was broken");
+  CHECK(gpu.call("cuGraphInstantiateWithFlags", &executable, captured, 0ull) == 0, "no graph");
+  for (int i = 0; i < replays; ++i) {
+    if (i % 97 == 0) {  // other inputs now and then
+      stream.wait();
+      MPI_Barrier(MPI_COMM_WORLD);
+      in.fill(i);
+    }
+    CHECK(gpu.call("cuGraphLaunch", executable, stream.handle) == 0, "no launch");
+    if (i % 97 == 96 || i + 1 == replays) {
+      stream.wait();
+      expect(out, 0, out.count, i / 97 * 97, "replayed");
+      if (rank == 0) expect(part, 0, part.count, i / 97 * 97, "replayed");
+    }
+  }
+  stream.wait();
+}
+
+void errors(trib_comm* comm) {
+  float* const nothing = nullptr;
+  CHECK(API(trib_allreduce)(nothing, nothing, 1, TRIB_FLOAT32, TRIB_SUM, comm, nullptr) ==
+            TRIB_ERROR_ARGUMENT,
+        "");
+  CHECK(last_error() == "in is null", "%s", last_error().c_str());
+  CHECK(API(trib_allreduce)(nothing, nothing, 0, TRIB_FLOAT32, TRIB_BAND, comm, nullptr) ==
+            TRIB_ERROR_ARGUMENT,
+        "");
+  CHECK(API(trib_reduce)(nothing, nothing, 0, TRIB_FLOAT32, TRIB_SUM, size, comm, nullptr) ==
+            TRIB_ERROR_ARGUMENT,
+        "");
+  CHECK(API(trib_allreduce)(nothing, nothing, 0, TRIB_FLOAT32, TRIB_SUM, comm, nullptr) ==
+            TRIB_SUCCESS,
+        "%s", last_error().c_str());
+  trib_result found = TRIB_ERROR_INTERNAL;
+  CHECK(API(trib_comm_query)(comm, &found) == TRIB_SUCCESS && found == TRIB_SUCCESS, "%s",
+        last_error().c_str());
+}
+
+/// Rank 0 aborts while the others wait for it on the device.
+void abort_ends_waiting(trib_comm* comm) {
+  Stream stream;
+  Buffer in(1000), out(1000);
+  if (rank != 0)
+    CHECK(API(trib_allreduce)(in.data, out.data, 1000, TRIB_FLOAT32, TRIB_SUM, comm,
+                              stream.handle) == TRIB_SUCCESS,
+          "%s", last_error().c_str());
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (rank == 0) CHECK(API(trib_comm_abort)(comm) == TRIB_SUCCESS, "%s", last_error().c_str());
+  stream.wait();
+  for (int i = 0;; ++i) {
+    trib_result found = TRIB_SUCCESS;
+    CHECK(API(trib_comm_query)(comm, &found) == TRIB_SUCCESS, "");
+    if (found != TRIB_SUCCESS) break;
+    usleep(1000);
+    CHECK(i < 5000, "the abort was not noticed");
+  }
+  CHECK(API(trib_allreduce)(in.data, out.data, 1, TRIB_FLOAT32, TRIB_SUM, comm, stream.handle) ==
+            TRIB_ERROR_UNUSABLE,
+        "%s", last_error().c_str());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  rank = world_rank();
+  size = world_size();
+  if (Gpu::get().count() < size) {
+    if (rank == 0)
+      std::printf("skipped: %d ranks need as many GPUs, here are %d\n", size, Gpu::get().count());
+    MPI_Finalize();
+    return 77;
+  }
+  const bool is_long = argc > 1 && std::strcmp(argv[1], "thorough") == 0;
+  trib_comm* comm = nullptr;
+  CHECK(API(trib_comm_create)(&comm, rank, size, exchange, nullptr) == TRIB_SUCCESS, "%s",
+        last_error().c_str());
+  CHECK(API(trib_comm_rank)(comm) == rank && API(trib_comm_size)(comm) == size, "");
+  const auto passed = [](const char* what) {
+    if (rank == 0) std::printf("%s\n", what);
+    std::fflush(stdout);
+  };
+  all_collectives(comm);
+  passed("every collective, in place and not");
+  back_to_back(comm);
+  passed("back to back on two streams");
+  graph(comm, is_long ? 1000 : 200);
+  passed("a graph, replayed");
+  errors(comm);
+  passed("errors");
+  trib_comm* second = nullptr;
+  CHECK(API(trib_comm_create)(&second, rank, size, exchange, nullptr) == TRIB_SUCCESS, "%s",
+        last_error().c_str());
+  if (size > 1) abort_ends_waiting(second);
+  API(trib_comm_destroy)(second);
+  all_collectives(comm);
+  CHECK(API(trib_comm_destroy)(comm) == TRIB_SUCCESS, "%s", last_error().c_str());
+  if (rank == 0) std::printf("stream-ordered calls checked\n");
+  MPI_Finalize();
+}
