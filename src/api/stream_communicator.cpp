@@ -30,8 +30,9 @@ StreamCommunicator::StreamCommunicator(std::unique_ptr<Bootstrap> bootstrap, con
   bootstrap_->exchange(&is_ready, ready.data(), 1);
   for (int rank = 0; rank < size_; ++rank)
     if (ready[static_cast<std::size_t>(rank)] == 0)
-      throw Error(Code::device, "rank " + std::to_string(rank) + " has no GPU driver, or Tributary "
-                                "was built without its CUDA backend");
+      throw Error(Code::device, "rank " + std::to_string(rank) +
+                                    " has no GPU driver, or Tributary "
+                                    "was built without its CUDA backend");
   device_ = backend->open(*bootstrap_, config_, nullptr, why);
   if (!device_) throw Error(Code::device, why);
 }

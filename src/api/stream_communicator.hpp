@@ -26,8 +26,8 @@ class StreamCommunicator {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  /// One collective. `count`: elements of the vector, or of each rank's part (reduce_scatter_block);
-  /// `counts`: of each rank's part (reduce_scatter).
+  /// One collective. `count`: elements of the vector, or of each rank's part
+  /// (reduce_scatter_block); `counts`: of each rank's part (reduce_scatter).
   struct Call {
     Collective collective = Collective::allreduce;
     Dtype dtype = Dtype::f32;

@@ -14,9 +14,8 @@ namespace {
 int rank, size;
 
 float value(int r, std::size_t i, int round) {
-  return static_cast<float>((i * 7 + static_cast<std::size_t>(r) * 13 +
-                             static_cast<std::size_t>(round) * 5) %
-                            101);
+  return static_cast<float>(
+      (i * 7 + static_cast<std::size_t>(r) * 13 + static_cast<std::size_t>(round) * 5) % 101);
 }
 float sum(std::size_t i, int round) {
   float total = 0;

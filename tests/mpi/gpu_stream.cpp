@@ -23,9 +23,8 @@ std::string last_error() { return API(trib_last_error)(); }
 
 /// Small whole numbers: sums are exact.
 float value(int r, std::size_t i, int round) {
-  return static_cast<float>((i * 7 + static_cast<std::size_t>(r) * 13 +
-                             static_cast<std::size_t>(round) * 5) %
-                            101);
+  return static_cast<float>(
+      (i * 7 + static_cast<std::size_t>(r) * 13 + static_cast<std::size_t>(round) * 5) % 101);
 }
 float sum(std::size_t i, int round) {
   float total = 0;
@@ -129,10 +128,10 @@ void back_to_back(trib_comm* comm) {
   for (int i = 0; i < 300; ++i) {
     // max leaves the sum of the first call as it is
     const std::size_t count = i == 0 ? kCount : static_cast<std::size_t>(1 + i * 33);
-    CHECK(API(trib_allreduce)(data.data, data.data, count, TRIB_FLOAT32,
-                              i == 0 ? TRIB_SUM : TRIB_MAX, comm,
-                              streams[i % 2].handle) == TRIB_SUCCESS,
-          "%s", last_error().c_str());
+    CHECK(
+        API(trib_allreduce)(data.data, data.data, count, TRIB_FLOAT32, i == 0 ? TRIB_SUM : TRIB_MAX,
+                            comm, streams[i % 2].handle) == TRIB_SUCCESS,
+        "%s", last_error().c_str());
   }
   streams[0].wait();
   streams[1].wait();

@@ -18,13 +18,15 @@ void work(int thread, MPI_Comm comm, void* context, int rounds) {
   auto* const data = static_cast<float*>(gpu.allocate(kMost * 4));
   for (int round = 0; round < rounds; ++round) {
     const int count = 1 + (round * 7919 + thread * 31) % (round % 10 == 0 ? kMost : 3000);
-    for (int i = 0; i < count; ++i) host[static_cast<std::size_t>(i)] = static_cast<float>((i + round) % 17 + rank);
+    for (int i = 0; i < count; ++i)
+      host[static_cast<std::size_t>(i)] = static_cast<float>((i + round) % 17 + rank);
     gpu.copy(data, host.data(), static_cast<std::size_t>(count) * 4);
     CHECK(MPI_Allreduce(MPI_IN_PLACE, data, count, MPI_FLOAT, MPI_SUM, comm) == MPI_SUCCESS, "");
     gpu.copy(host.data(), data, static_cast<std::size_t>(count) * 4);
     for (int i = 0; i < count; ++i) {
       const auto expected = static_cast<float>((i + round) % 17 * size + size * (size - 1) / 2);
-      CHECK(host[static_cast<std::size_t>(i)] == expected, "thread %d, round %d, element %d: %g, not %g", thread, round, i,
+      CHECK(host[static_cast<std::size_t>(i)] == expected,
+            "thread %d, round %d, element %d: %g, not %g", thread, round, i,
             static_cast<double>(host[static_cast<std::size_t>(i)]), static_cast<double>(expected));
     }
   }

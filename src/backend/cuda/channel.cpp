@@ -66,8 +66,8 @@ void Channel::set_up(const void* pointer) {
   const Current current(context_);
   cuda::check(driver_.cuCtxGetDevice_(&device_), "no device");
   cuda::check(driver_.cuDeviceGetAttribute_(&max_blocks_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-                                      device_),
-        "cannot count multiprocessors");
+                                            device_),
+              "cannot count multiprocessors");
   max_blocks_ = std::min(max_blocks_, kMaxBlocks);
   kernels_ = &Kernels::of_current();
   // Above the program's own work: peers wait for ours. Ordered behind the default stream, as the
@@ -76,14 +76,14 @@ void Channel::set_up(const void* pointer) {
   int lowest = 0, highest = 0;
   cuda::check(driver_.cuCtxGetStreamPriorityRange_(&lowest, &highest), "cannot get priorities");
   cuda::check(driver_.cuStreamCreateWithPriority_(&stream_, CU_STREAM_DEFAULT, highest),
-        "cannot create a stream");
+              "cannot create a stream");
   cuda::check(driver_.cuStreamCreate_(&abort_stream_, CU_STREAM_NON_BLOCKING),
               "cannot create a stream");
   cuda::check(driver_.cuEventCreate_(&last_, CU_EVENT_DISABLE_TIMING), "cannot create an event");
   void* host = nullptr;
   cuda::check(driver_.cuMemHostAlloc_(&host, sizeof(Doorbell),
-                                CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
-        "cannot pin host memory");
+                                      CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+              "cannot pin host memory");
   doorbell_ = new (host) Doorbell{};
   cuda::check(driver_.cuMemAlloc_(&counters_, sizeof(Counters)), "cannot allocate");
   cuda::check(driver_.cuMemsetD8_(counters_, 0, sizeof(Counters)), "cannot clear memory");
@@ -104,8 +104,9 @@ void Channel::map(int rank, const void* hello_of_peer) {
     if (result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) cuda::check(result, "no peer access");
     return;
   }
-  cuda::check(driver_.cuIpcOpenMemHandle_(&peer.inbox, hello.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
-        "cannot map a peer's memory");
+  cuda::check(
+      driver_.cuIpcOpenMemHandle_(&peer.inbox, hello.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+      "cannot map a peer's memory");
   peer.is_mapped = true;
 }
 
@@ -126,7 +127,8 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     mine.blocks = channel->max_blocks_;
     mine.pid = ::getpid();
     cuda::check(channel->driver_.cuDeviceGetUuid_(&mine.device, channel->device_), "no device id");
-    cuda::check(channel->driver_.cuIpcGetMemHandle_(&mine.handle, mine.inbox), "cannot share memory");
+    cuda::check(channel->driver_.cuIpcGetMemHandle_(&mine.handle, mine.inbox),
+                "cannot share memory");
     mine.is_ready = true;
   } catch (const std::exception& error) {
     trouble = error.what();
@@ -205,8 +207,7 @@ void Channel::poison(const std::string&) noexcept {
 
 void Channel::check() {
   check_stream();
-  const std::uint32_t failed =
-      std::atomic_ref(doorbell_->failed).load(std::memory_order_acquire);
+  const std::uint32_t failed = std::atomic_ref(doorbell_->failed).load(std::memory_order_acquire);
   if (failed != 0)
     throw Error(Code::timeout, "rank " + std::to_string(failed - 1) +
                                    " did not come to a reduction on the GPU within " +
@@ -224,7 +225,8 @@ Memory Channel::where(const void* pointer) const { return where_in(context_, poi
 void Channel::check_stream() {
   const Current current(context_);
   const CUresult result = driver_.cuStreamQuery_(stream_);
-  if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) cuda::check(result, "a kernel failed");
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
+    cuda::check(result, "a kernel failed");
 }
 
 }  // namespace trib::cuda

@@ -52,8 +52,8 @@ unsigned long long loads() {
 const Driver* driver() {
   const Driver* const known = found.load(std::memory_order_acquire);
   if (known != nullptr) return known;
-  // Never loaded by us: a program that does not use the GPU must not pay for its driver. Looking for
-  // it takes a microsecond, so only when there are new libraries.
+  // Never loaded by us: a program that does not use the GPU must not pay for its driver. Looking
+  // for it takes a microsecond, so only when there are new libraries.
   static std::atomic<unsigned long long> seen{0};
   const unsigned long long present = loads();
   if (seen.exchange(present, std::memory_order_relaxed) == present) return nullptr;

@@ -32,7 +32,7 @@ namespace trib::cuda {
   X(cuDriverGetVersion)          \
   X(cuEventCreate)               \
   X(cuEventDestroy)              \
-  X(cuEventSynchronize)                                                                           \
+  X(cuEventSynchronize)          \
   X(cuEventRecord)               \
   X(cuFuncGetAttribute)          \
   X(cuGetErrorString)            \

@@ -160,8 +160,8 @@ __device__ __noinline__ void store_elements(std::byte* at, uint4 vector, int ele
 /// Every so often while a wait goes on. Gives its deadline, or zero: the wait should end. Not
 /// inline: it would be fetched with the loops that it is in.
 __device__ __noinline__ std::uint64_t look_around(Doorbell* doorbell, const std::byte* inbox,
-                                                  std::uint64_t deadline,
-                                                  std::uint64_t time_limit, int peer) {
+                                                  std::uint64_t deadline, std::uint64_t time_limit,
+                                                  int peer) {
   if (load_relaxed(&doorbell->abort) != 0 ||
       load_relaxed(reinterpret_cast<const std::uint32_t*>(inbox + kAbortAt)) != 0)
     return 0;
@@ -206,8 +206,7 @@ class Block {
     if (threadIdx.x < kMaxStages) passes_done[threadIdx.x] = 0;
     __syncthreads();
     // A stream-ordered launch may be a graph's, replayed: its number stands in memory.
-    first_run_ =
-        launch_.is_counted ? load_relaxed(&launch_.counters->run) + 1 : launch_.first_run;
+    first_run_ = launch_.is_counted ? load_relaxed(&launch_.counters->run) + 1 : launch_.first_run;
     const int passes = passes_of(blockIdx.x);
     const int free_passes = launch_.has_met ? kWindows : 0;
 #pragma unroll 1
@@ -476,8 +475,7 @@ class Block {
       launch_.counters->run = last;  // block 0 has the most passes
       __threadfence_system();        // one for all: a release each would take a microsecond each
       for (int peer = 0; peer < launch_.size; ++peer)
-        if (peer != launch_.rank)
-          store_relaxed(credit(peer, launch_.rank, kMaxBlocks), last);
+        if (peer != launch_.rank) store_relaxed(credit(peer, launch_.rank, kMaxBlocks), last);
       return;
     }
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(&launch_.doorbell->done),

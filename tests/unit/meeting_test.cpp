@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Ranks meet: everyone sees everyone's card, over many meetings; and all ranks begin to meet before
+// the same call, however far they are apart when one of them asks for it.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <thread>
+
+#include "algorithm/registry.hpp"
+#include "backend/backend.hpp"
+#include "support/thread_ranks.hpp"
+
+namespace trib {
+namespace {
+
+TEST(Meeting, EveryoneSeesEveryonesCard) {
+  for (const int size : {2, 3, 5}) {
+    const auto errors = test::run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+      std::string why;
+      const auto channel = host_backend().open(*bootstrap, Config{}, why);
+      if (!channel) throw std::runtime_error(why);
+      std::mt19937 random(static_cast<unsigned>(rank));
+      for (int meeting = 0; meeting < 2000; ++meeting) {
+        Signature signature;
+        signature.count = static_cast<std::uint64_t>(meeting);
+        signature.hash = static_cast<std::uint64_t>(meeting) + 1;
+        channel->announce(signature);
+        const auto memory_of = [&](int r) { return static_cast<Memory>((r + meeting) % 5); };
+        channel->present({memory_of(rank), memory_of(rank + 1), meeting % 3 == rank, true});
+        while (channel->absent() >= 0) std::this_thread::yield();
+        for (int r = 0; r < size; ++r) {
+          const Card card = channel->card(r);
+          if (card.in != memory_of(r) || card.out != memory_of(r + 1) ||
+              card.is_contended != (meeting % 3 == r))
+            throw std::runtime_error("a card of another meeting");
+        }
+        if (random() % 16 == 0) std::this_thread::yield();
+      }
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+  }
+}
+
+TEST(Meeting, DisagreementIsNoticed) {
+  const auto errors = test::run_ranks(2, [](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    std::string why;
+    const auto channel = host_backend().open(*bootstrap, Config{}, why);
+    Signature signature;
+    signature.hash = static_cast<std::uint64_t>(rank) + 1;
+    channel->announce(signature);
+    channel->present({});
+    while (channel->absent() >= 0) std::this_thread::yield();
+  });
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("ranks disagree"), std::string::npos) << error;
+}
+
+TEST(Meeting, AllRanksBeginBeforeTheSameCall) {
+  for (const char* const name : {"one_shot", "ring", "tree4"}) {
+    for (const int size : {2, 3, 6}) {
+      std::vector<int> begun(static_cast<std::size_t>(size), -1);
+      const auto errors =
+          test::run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+            std::string why;
+            const auto channel = host_backend().open(*bootstrap, Config{}, why);
+            Shape shape;
+            shape.collective = Collective::reduce;  // leaves run ahead of the root
+            shape.size = size;
+            const Algorithm& algorithm = *find_algorithm(name);
+            const auto program =
+                channel->load(lower(all_ranks(algorithm, shape), shape, Reach::scratch));
+            const std::vector<std::size_t> begin{0, 1, 2, 3, 4, 5, 6, 7};
+            std::mt19937 random(static_cast<unsigned>(rank));
+            for (int call = 0; call < 300; ++call) {
+              if (begun[static_cast<std::size_t>(rank)] < 0 && channel->is_time_to_meet())
+                begun[static_cast<std::size_t>(rank)] = call;
+              if (call == 100 + 7 * rank && rank % 2 == 1) channel->ask_for_meetings();
+              float in[8] = {}, out[8] = {};
+              Arguments arguments;
+              arguments.in = in;
+              arguments.out = out;
+              arguments.chunk_begin = begin.data();
+              arguments.longest = 1;
+              arguments.slice = 1;
+              channel->announce(arguments.signature);
+              Operation& operation = program->launch(arguments);
+              while (!operation.advance(10)) std::this_thread::yield();
+              if (random() % 8 == 0) std::this_thread::yield();
+            }
+          });
+      for (const std::string& error : errors) EXPECT_EQ(error, "") << name;
+      for (int rank = 0; rank < size; ++rank) {
+        EXPECT_EQ(begun[static_cast<std::size_t>(rank)], begun[0]) << name << ", rank " << rank;
+        EXPECT_GT(begun[static_cast<std::size_t>(rank)], 100);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trib
