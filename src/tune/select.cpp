@@ -87,6 +87,14 @@ constexpr DeviceRow kDevice[] = {
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
     {kAny, kAll,       "two_shot", false, 132, 16 * KiB},
 };
+constexpr DeviceRow kDeviceReduce[] = {
+    {2,    128 * KiB,  "one_shot", true,  32,  1 * KiB},
+    {kAny, 96 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
+    {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
+    {kAny, 32768 * KiB, "two_shot", false, 132, 16 * KiB},
+    {kAny, kAll,       "rootless", false, 132, 16 * KiB},
+};
 constexpr DeviceRow kDeviceScatter[] = {
     {kAny, 256 * KiB,  "one_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
@@ -96,7 +104,9 @@ constexpr DeviceRow kDeviceScatter[] = {
 
 Choice device_choice(const Key& key) {
   const auto rows = is_scatter(key.collective) ? std::span<const DeviceRow>(kDeviceScatter)
-                                               : std::span<const DeviceRow>(kDevice);
+                    : key.collective == Collective::reduce
+                        ? std::span<const DeviceRow>(kDeviceReduce)
+                        : std::span<const DeviceRow>(kDevice);
   for (const DeviceRow& row : rows)
     if (key.size <= row.ranks && key.bytes <= row.bytes)
       return {find_algorithm(row.algorithm), Reach::scratch, row.slice, row.is_packet, row.blocks};

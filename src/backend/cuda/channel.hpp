@@ -61,7 +61,7 @@ class Channel final : public trib::Channel {
   Stream last_stream_ = nullptr;
   bool is_enqueued_ = false;
   bool is_captured_ = false;  // graphs may run launches that the host does not see
-  std::uint32_t last_run_ = kWindows;
+  std::uint32_t last_run_ = 0;
   std::uint64_t time_limit_ = 0;  // nanoseconds
 };
 

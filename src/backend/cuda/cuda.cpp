@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The backend for NVIDIA GPUs, as a loadable module. channel.hpp comes next.
+#include <map>
+#include <string>
+
 #include "backend/backend.hpp"
 #include "backend/cuda/canonical.hpp"
 #include "backend/cuda/channel.hpp"
@@ -7,6 +10,46 @@
 
 namespace trib::cuda {
 namespace {
+
+/// "NVIDIA H200 (140 GiB)"
+std::string model(const Driver& driver, int index) {
+  CUdevice device = 0;
+  char name[128] = {};
+  std::size_t bytes = 0;
+  if (driver.cuDeviceGet_(&device, index) != CUDA_SUCCESS ||
+      driver.cuDeviceGetName_(name, sizeof name - 1, device) != CUDA_SUCCESS ||
+      driver.cuDeviceTotalMem_(&bytes, device) != CUDA_SUCCESS)
+    return "unknown GPU";
+  return std::string(name) + " (" + std::to_string(bytes >> 30) + " GiB)";
+}
+
+/// How many pairs of GPUs can reach each other's memory, and over what.
+std::string links(const Driver& driver, int count) {
+  int pairs = 0, reached = 0, fast = 0;
+  for (int i = 0; i < count; ++i) {
+    for (int j = i + 1; j < count; ++j) {
+      CUdevice one = 0, other = 0;
+      int access = 0, atomics = 0;
+      if (driver.cuDeviceGet_(&one, i) != CUDA_SUCCESS ||
+          driver.cuDeviceGet_(&other, j) != CUDA_SUCCESS)
+        continue;
+      ++pairs;
+      if (driver.cuDeviceGetP2PAttribute_(&access, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, one,
+                                          other) != CUDA_SUCCESS ||
+          access == 0)
+        continue;
+      ++reached;
+      // Atomics on a peer's memory are a mark of NVLink: PCIe has none.
+      if (driver.cuDeviceGetP2PAttribute_(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
+                                          one, other) == CUDA_SUCCESS &&
+          atomics != 0)
+        ++fast;
+    }
+  }
+  if (pairs == 0) return "";
+  return "; peer access: " + std::to_string(reached) + " of " + std::to_string(pairs) +
+         " pairs, NVLink: " + std::to_string(fast);
+}
 
 class Cuda final : public DeviceBackend {
  public:
@@ -19,14 +62,16 @@ class Cuda final : public DeviceBackend {
     driver->cuDriverGetVersion_(&version);
     driver->cuDeviceGetCount_(&count);
     std::string text = "driver for CUDA " + std::to_string(version / 1000) + "." +
-                       std::to_string(version % 1000 / 10) + ", " + std::to_string(count) +
-                       (count == 1 ? " GPU" : " GPUs");
-    CUdevice device = 0;
-    char name[128] = {};
-    if (count > 0 && driver->cuDeviceGet_(&device, 0) == CUDA_SUCCESS &&
-        driver->cuDeviceGetName_(name, sizeof name - 1, device) == CUDA_SUCCESS)
-      text += std::string(" (") + name + ")";
-    return text;
+                       std::to_string(version % 1000 / 10) + "; ";
+    if (count == 0) return text + "no GPU";
+    std::map<std::string, int> models;
+    for (int i = 0; i < count; ++i) ++models[model(*driver, i)];
+    std::string names;
+    for (const auto& [name, number] : models)
+      names += (names.empty() ? "" : ", ") + std::to_string(number) + " x " + name;
+    return text + names + links(*driver, count) +
+           "; GPU, managed and pinned memory through peers' inboxes (IPC handles), anything else "
+           "staged through pinned memory";
   }
 
   bool is_in_use() const override {

@@ -24,7 +24,7 @@ namespace trib::cuda {
   X(cuDeviceGetCount)            \
   X(cuDeviceGetName)             \
   X(cuDeviceGetUuid)             \
-  X(cuDeviceCanAccessPeer)       \
+  X(cuDeviceTotalMem)            \
   X(cuDeviceGetP2PAttribute)     \
   X(cuDevicePrimaryCtxGetState)  \
   X(cuDevicePrimaryCtxRelease)   \
@@ -45,16 +45,12 @@ namespace trib::cuda {
   X(cuMemFree)                   \
   X(cuMemFreeHost)               \
   X(cuMemHostAlloc)              \
-  X(cuMemHostGetDevicePointer)   \
-  X(cuMemHostRegister)           \
-  X(cuMemHostUnregister)         \
   X(cuMemcpy)                    \
   X(cuMemcpyAsync)               \
   X(cuMemsetD8)                  \
   X(cuMemsetD32Async)            \
   X(cuModuleGetFunction)         \
   X(cuModuleLoadData)            \
-  X(cuPointerGetAttribute)       \
   X(cuPointerGetAttributes)      \
   X(cuStreamCreate)              \
   X(cuStreamCreateWithPriority)  \
@@ -63,8 +59,6 @@ namespace trib::cuda {
   X(cuStreamQuery)               \
   X(cuStreamSynchronize)         \
   X(cuStreamWaitEvent)           \
-  X(cuStreamWaitValue32)         \
-  X(cuStreamWriteValue32)        \
   X(cuThreadExchangeStreamCaptureMode)
 
 struct Driver {
