@@ -116,6 +116,16 @@ trib_result trib_reduce_scatter(const void* in, void* out, const size_t* counts,
 trib_result trib_reduce_scatter_block(const void* in, void* out, size_t count, trib_dtype dtype,
                                       trib_op op, trib_comm* comm, trib_stream stream);
 
+/* count elements from each rank: `out` has size * count, in rank order. In place: `in` is the rank's
+ * part of `out`. */
+trib_result trib_allgather(const void* in, void* out, size_t count, trib_dtype dtype,
+                           trib_comm* comm, trib_stream stream);
+
+/* count elements from the root's `in` to every rank's `out`, which at the root may be `in`. `in` is
+ * ignored elsewhere. */
+trib_result trib_broadcast(const void* in, void* out, size_t count, trib_dtype dtype, int root,
+                           trib_comm* comm, trib_stream stream);
+
 /* ------------------------------------------------------------ with MPI: include mpi.h before this */
 #ifdef MPI_VERSION
 

@@ -27,6 +27,10 @@ Schedule binomial(const Shape& shape);
 Schedule tree4(const Shape& shape);
 Schedule tree8(const Shape& shape);
 
+/// What one_shot and two_shot do where nothing is folded: see gather.cpp.
+Schedule hand_to_all(const Shape& shape);
+Schedule scatter_allgather(const Shape& shape);
+
 /// All ranks but this one, starting behind it: so the ranks do not all turn to one peer first.
 inline std::vector<int> peers_of(const Shape& shape) {
   std::vector<int> peers;

@@ -12,7 +12,10 @@ namespace trib {
 /// - bytes read per rank: (p-1)n; reduce: so many by the root only; reduce_scatter: (p-1)n/p
 /// - scratch: none; in place, unless in reduce: a result, since peers still read `in`
 /// - association: a left fold over ranks 0, 1, 2, ...
+///
+/// Allgather and broadcast: see hand_to_all.
 Schedule one_shot(const Shape& shape) {
+  if (!is_reduction(shape.collective)) return hand_to_all(shape);
   const int rank = shape.rank;
   const bool scatter = is_scatter(shape.collective);
   Builder b(/*chunks=*/scatter ? shape.size : 1);

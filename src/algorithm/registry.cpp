@@ -4,6 +4,7 @@
 #include "algorithm/registry.hpp"
 
 #include "algorithm/algorithms.hpp"
+#include "base/error.hpp"
 
 namespace trib {
 namespace {
@@ -15,6 +16,7 @@ constexpr Algorithm kAlgorithms[] = {
      .steps = "1",
      .bytes = "(p-1)n",
      .association = Association::rank_order,
+     .collectives = kEveryCollective,
      .schedule = one_shot},
     {.name = "two_shot",
      .summary = "rank c folds chunk c of all ranks and hands it to all",
@@ -22,6 +24,7 @@ constexpr Algorithm kAlgorithms[] = {
      .steps = "2",
      .bytes = "2n(p-1)/p",
      .association = Association::rank_order,
+     .collectives = kEveryCollective,
      .schedule = two_shot},
     {.name = "rootless",
      .summary = "two_shot, but the root of a Reduce folds nothing",
@@ -92,6 +95,9 @@ const Algorithm* find_algorithm(std::string_view name) {
 }
 
 std::vector<Schedule> all_ranks(const Algorithm& algorithm, Shape shape) {
+  if (!algorithm.serves(shape.collective))
+    throw Error(Code::internal, std::string(algorithm.name) + " does not serve " +
+                                    std::string(name(shape.collective)));
   std::vector<Schedule> all;
   for (shape.rank = 0; shape.rank < shape.size; ++shape.rank) {
     all.push_back(algorithm.schedule(shape));

@@ -22,6 +22,10 @@ enum class Association {
 };
 std::string_view name(Association association);
 
+/// Sets of collectives, a bit for each.
+inline constexpr unsigned kReductions = (1u << kCollectives) - 1;
+inline constexpr unsigned kEveryCollective = (1u << kAllCollectives) - 1;
+
 struct Algorithm {
   std::string_view name;
   std::string_view summary;  ///< one line for people
@@ -30,7 +34,13 @@ struct Algorithm {
   std::string_view
       bytes;  ///< bytes that a rank takes in, allreduce of n bytes, as a formula in n and p
   Association association;
-  Schedule (*schedule)(const Shape& shape);  ///< defined for every shape with size >= 2
+  unsigned collectives = kReductions;  ///< that it serves
+  /// Defined for every shape of these collectives with size >= 2: see all_ranks().
+  Schedule (*schedule)(const Shape& shape);
+
+  constexpr bool serves(Collective collective) const {
+    return (collectives >> static_cast<int>(collective) & 1) != 0;
+  }
 };
 
 std::span<const Algorithm> algorithms();
@@ -38,7 +48,8 @@ std::span<const Algorithm> algorithms();
 /// Null if there is no such row.
 const Algorithm* find_algorithm(std::string_view name);
 
-/// The schedules of all ranks.
+/// The schedules of all ranks. Throws Error(Code::internal) if the algorithm does not serve the
+/// shape's collective.
 std::vector<Schedule> all_ranks(const Algorithm& algorithm, Shape shape);
 
 }  // namespace trib

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Trees: each parent gathers its children, up to the root.
-// Next: registry.cpp, the list of all algorithms.
+// Next: gather.cpp, where nothing is folded.
 #include "algorithm/algorithms.hpp"
 
 namespace trib {

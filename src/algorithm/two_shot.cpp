@@ -12,7 +12,11 @@ namespace trib {
 /// - bytes read per rank: (p-1)n/p; as many are written
 /// - scratch: none; reduce_scatter in place: a chunk
 /// - association: a left fold over ranks 0, 1, 2, ...
+///
+/// Allgather and broadcast: see hand_to_all and scatter_allgather.
 Schedule two_shot(const Shape& shape) {
+  if (shape.collective == Collective::allgather) return hand_to_all(shape);
+  if (shape.collective == Collective::broadcast) return scatter_allgather(shape);
   const int rank = shape.rank;
   const std::vector<int> peers = peers_of(shape);
   Builder b(/*chunks=*/shape.size);

@@ -91,7 +91,8 @@ void StreamCommunicator::enqueue(const Call& call, Stream stream) {
   std::vector<std::size_t> counts;
   if (call.collective == Collective::reduce_scatter)
     counts.assign(call.counts, call.counts + size_);
-  else if (call.collective == Collective::reduce_scatter_block)
+  else if (call.collective == Collective::reduce_scatter_block ||
+           call.collective == Collective::allgather)
     counts.assign(static_cast<std::size_t>(size_), call.count);
   else
     counts.assign(1, call.count);
@@ -99,6 +100,10 @@ void StreamCommunicator::enqueue(const Call& call, Stream stream) {
   try {
     Plan& plan = plan_for(call, std::move(counts));
     plan.arguments.in = call.in;
+    if (call.collective == Collective::allgather)  // `in` is one chunk of a vector that nobody has
+      plan.arguments.in = reinterpret_cast<const void*>(
+          reinterpret_cast<std::uintptr_t>(call.in) -
+          plan.chunk_begin[static_cast<std::size_t>(rank_)] * bytes(call.dtype));
     plan.arguments.out = call.out;
     plan.arguments.stream = stream;
     plan.loaded->program->launch(plan.arguments);

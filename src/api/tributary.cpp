@@ -92,6 +92,15 @@ trib_result enqueue(trib_comm* comm, trib_dtype dtype, trib_op op, trib_stream s
       wrong("op " + std::to_string(static_cast<int>(op)) + " is none of trib_op");
     call.dtype = kDtypeOf[dtype];
     call.op = kOpOf[op];
+    if (call.collective >= Collective::allgather) {  // only copies: any type of the width
+      const std::size_t width = bytes(call.dtype);
+      call.count *= width > 8 ? width / 8 : 1;
+      call.dtype = width == 1   ? Dtype::u8
+                   : width == 2 ? Dtype::u16
+                   : width == 4 ? Dtype::u32
+                                : Dtype::u64;
+      call.op = Op::bor;
+    }
     if (!is_defined(call.op, call.dtype))
       wrong(std::string(name(call.op)) + " is not defined on " + std::string(name(call.dtype)));
     if (call.root < 0 || call.root >= comm->impl.size())
@@ -102,7 +111,9 @@ trib_result enqueue(trib_comm* comm, trib_dtype dtype, trib_op op, trib_stream s
     for (const void* const buffer : {call.in, static_cast<const void*>(call.out)})
       if (reinterpret_cast<std::uintptr_t>(buffer) % alignment(call.dtype) != 0)
         wrong("a buffer is not aligned to its elements");
-    if (call.in == nullptr && call.count > 0) wrong("in is null");
+    const bool has_input =
+        call.collective != Collective::broadcast || comm->impl.rank() == call.root;
+    if (call.in == nullptr && call.count > 0 && has_input) wrong("in is null");
     comm->impl.enqueue(call, stream);
   });
 }
@@ -210,5 +221,18 @@ trib_result trib_reduce_scatter_block(const void* in, void* out, size_t count, t
   return enqueue(
       comm, dtype, op, stream,
       {.collective = Collective::reduce_scatter_block, .count = count, .in = in, .out = out});
+}
+
+trib_result trib_allgather(const void* in, void* out, size_t count, trib_dtype dtype,
+                           trib_comm* comm, trib_stream stream) {
+  return enqueue(comm, dtype, TRIB_SUM, stream,
+                 {.collective = Collective::allgather, .count = count, .in = in, .out = out});
+}
+
+trib_result trib_broadcast(const void* in, void* out, size_t count, trib_dtype dtype, int root,
+                           trib_comm* comm, trib_stream stream) {
+  return enqueue(
+      comm, dtype, TRIB_SUM, stream,
+      {.collective = Collective::broadcast, .root = root, .count = count, .in = in, .out = out});
 }
 }

@@ -38,6 +38,7 @@ struct Signature {
 /// One call, ready to launch.
 struct Arguments {
   Signature signature;
+  /// Where chunk 0 is, or would be: an allgather's `in` is chunk_begin[rank] elements behind it.
   const void* in = nullptr;
   void* out = nullptr;
   Dtype dtype = Dtype::f32;

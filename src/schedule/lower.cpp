@@ -289,10 +289,9 @@ class Lowering {
       if (entry_[rank] >= 0) emitter.add({Verb::signal, {}, {}, {}, entry_[rank]});
       for (const int slot : input_slots_[rank]) {
         const Slot& piece = slots_[rank][slot];
-        emitter.add({Verb::copy,
-                     {scratch(rank, slot, piece.chunk, piece.span)},
-                     {in(rank, piece.chunk, piece.span)},
-                     {}});
+        std::vector<Location> to{scratch(rank, slot, piece.chunk, piece.span)};
+        if (kept(rank).span > 0) to.insert(to.begin(), out(rank, piece.chunk, piece.span));
+        emitter.add({Verb::copy, std::move(to), {in(rank, piece.chunk, piece.span)}, {}});
         emitter.add({Verb::signal, {}, {}, {}, slot});
       }
       emitter.stage = 1;
@@ -302,10 +301,9 @@ class Lowering {
     for (int rank = 0; rank < size_; ++rank) emit_outputs(emitters[rank], rank);
 
     std::vector<Schedule> lowered;
-    int stages = 1, flags = 0, units = 0;
+    const int stages = close_stages(emitters);
+    int flags = 0, units = 0;
     for (int rank = 0; rank < size_; ++rank) {
-      for (const Step& step : emitters[rank].schedule.steps)
-        stages = std::max(stages, step.stage + 1);
       flags = std::max(flags, static_cast<int>(slots_[rank].size()));
       if (!slots_[rank].empty())
         units = std::max(units, slots_[rank].back().offset + slots_[rank].back().span);
@@ -326,12 +324,42 @@ class Lowering {
     return lowered;
   }
 
+  /// Leaves out stages that no rank has: where nothing is computed, results are inputs. Gives how
+  /// many remain.
+  static int close_stages(std::vector<Emitter>& emitters) {
+    std::set<int> used;
+    for (const Emitter& emitter : emitters)
+      for (const Step& step : emitter.schedule.steps) used.insert(step.stage);
+    for (Emitter& emitter : emitters)
+      for (Step& step : emitter.schedule.steps)
+        step.stage = static_cast<int>(std::distance(used.begin(), used.find(step.stage)));
+    return std::max(1, static_cast<int>(used.size()));
+  }
+
+  /// Whether a chunk of a rank's `out` is the rank's own input.
+  bool is_own_input(int rank, int chunk) const {
+    const auto found = outputs_[rank].find(chunk);
+    return found != outputs_[rank].end() && found->second == Value{-1, rank, chunk};
+  }
+
+  /// What a rank puts into a slot of its input and, by the same step, into its `out`; span zero:
+  /// nothing. Of several slots it keeps none like that: since `out` may lie over other chunks of
+  /// `in`, such steps would have to come one after the other.
+  Slot kept(int rank) const {
+    if (input_slots_[rank].size() != 1) return {};
+    const Slot& piece = slots_[rank][input_slots_[rank].front()];
+    for (int i = 0; i < piece.span; ++i)
+      if (!is_own_input(rank, piece.chunk + i)) return {};
+    return piece;
+  }
+
   /// A chunk that peers read directly is safe if `out` gets there only what its one reader made of
-  /// it: by then it was read.
+  /// it: by then it was read. Or if it stays there.
   bool endangers_input(int rank) const {
     if (attached_readers_[rank].empty()) return false;
     if (is_scatter(shape_.collective)) return true;  // `out` lies over other chunks
-    for (const auto& [chunk, value] : outputs_[rank])
+    for (const auto& [chunk, value] : outputs_[rank]) {
+      if (is_own_input(rank, chunk)) continue;
       for (std::size_t index = 0; index < nodes_.size(); ++index) {
         const Node& node = nodes_[index];
         if (!node.is_live || node.rank == rank || static_cast<int>(index) == value.node) continue;
@@ -340,6 +368,7 @@ class Lowering {
               chunk < from.chunk + node.span)
             return true;
       }
+    }
     return false;
   }
 
@@ -376,10 +405,13 @@ class Lowering {
   /// rank's chunk.
   void emit_outputs(Emitter& emitter, int rank) {
     emitter.stage = 2;
+    const Slot done = kept(rank);
     std::vector<std::pair<int, Value>> missing;
-    for (const auto& [chunk, value] : outputs_[rank])
+    for (const auto& [chunk, value] : outputs_[rank]) {
+      if (done.chunk <= chunk && chunk < done.chunk + done.span) continue;
       if (value.node < 0 || value.rank != rank || value.chunk != chunk)
         missing.emplace_back(chunk, value);
+    }
     std::stable_partition(missing.begin(), missing.end(),
                           [&](const auto& item) { return item.first > rank; });
     for (std::size_t begin = 0; begin < missing.size();) {

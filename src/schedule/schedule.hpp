@@ -11,18 +11,42 @@
 
 namespace trib {
 
-enum class Collective : std::uint8_t { allreduce, reduce, reduce_scatter, reduce_scatter_block };
+enum class Collective : std::uint8_t {
+  allreduce,
+  reduce,
+  reduce_scatter,
+  reduce_scatter_block,
+  allgather,
+  broadcast
+};
+/// The reductions: they come first, and MPI programs call no others of us.
 inline constexpr int kCollectives = 4;
+/// With those that only copy, which the C API adds.
+inline constexpr int kAllCollectives = 6;
 
 constexpr std::string_view name(Collective collective) {
-  constexpr std::string_view names[] = {"allreduce", "reduce", "reduce_scatter",
-                                        "reduce_scatter_block"};
+  constexpr std::string_view names[] = {
+      "allreduce", "reduce", "reduce_scatter", "reduce_scatter_block", "allgather", "broadcast"};
   return names[static_cast<int>(collective)];
+}
+
+/// Otherwise nothing is folded: every chunk of a result is one rank's.
+constexpr bool is_reduction(Collective collective) {
+  return static_cast<int>(collective) < kCollectives;
 }
 
 /// Whether every rank ends with a part of the vector: the chunks are then the ranks' parts.
 constexpr bool is_scatter(Collective collective) {
-  return collective >= Collective::reduce_scatter;
+  return collective == Collective::reduce_scatter || collective == Collective::reduce_scatter_block;
+}
+
+/// Whether chunk r is what rank r ends with, or what it begins with.
+constexpr bool has_chunk_per_rank(Collective collective) {
+  return is_scatter(collective) || collective == Collective::allgather;
+}
+
+constexpr bool has_root(Collective collective) {
+  return collective == Collective::reduce || collective == Collective::broadcast;
 }
 
 /// Everything an algorithm may depend on.
@@ -30,12 +54,18 @@ struct Shape {
   Collective collective = Collective::allreduce;
   int rank = 0;
   int size = 1;
-  int root = 0;  ///< reduce only
-  bool in_place =
-      false;  ///< `out` is the same memory as `in` (reduce_scatter: as the front of `in`)
+  int root = 0;  ///< reduce and broadcast only
+  /// `out` is the same memory as `in` (reduce_scatter: as the front of `in`; allgather: `in` is the
+  /// rank's chunk of `out`; broadcast: at the root).
+  bool in_place = false;
   std::vector<int> node_of;  ///< each rank's node; empty: all on one
 
   bool has_output() const { return collective != Collective::reduce || rank == root; }
+  /// Whether chunk `chunk` is in the `in` of rank `of`.
+  bool has_input(int of, int chunk) const {
+    if (collective == Collective::allgather) return chunk == of;
+    return collective != Collective::broadcast || of == root;
+  }
 };
 
 constexpr int wrap(int value, int size) { return ((value % size) + size) % size; }
@@ -44,10 +74,11 @@ enum class Buffer : std::uint8_t { in, out, scratch };
 
 /// `span` chunks from `chunk` on, in one rank's buffer.
 ///
-/// The vector that is reduced is cut into Schedule::chunks parts. `in` holds all of them on every
-/// rank. `out` holds all in allreduce (every rank) and in reduce (the root only; elsewhere there is
-/// no `out`), and in the reduce_scatters only chunk `rank`, at its front. `scratch` is a set of
-/// slots, and a slot holds the range of chunks written to it.
+/// The vector is cut into Schedule::chunks parts. `in` holds all of them on every rank in
+/// reductions and at the root in broadcast (elsewhere there is no `in`), and in allgather only
+/// chunk `rank`. `out` holds all on every rank in allreduce, allgather and broadcast, at the root
+/// in reduce (elsewhere there is no `out`), and in the reduce_scatters only chunk `rank`, at its
+/// front. `scratch` is a set of slots, and a slot holds the range of chunks written to it.
 struct Location {
   int rank = 0;
   Buffer buffer = Buffer::in;
@@ -110,9 +141,9 @@ struct Schedule {
   std::vector<std::vector<Slot>> slots;  ///< of each rank, in the order of its signals
   int flags = 0;                         ///< the largest number of slots that a rank has
   int units = 0;                         ///< the largest sum of spans that a rank has
-  /// Steps carry stages 0, 1, ... in order. A backend that runs a schedule again and again on
-  /// slices of the data may run stage 0 of run i + 1 before stage 1 of run i, and so on (software
-  /// pipelining).
+  /// Steps carry stages 0, 1, ... in order, each used by some rank. A backend that runs a schedule
+  /// again and again on slices of the data may run stage 0 of run i + 1 before stage 1 of run i,
+  /// and so on (software pipelining).
   int stages = 1;
   std::vector<int> readers;           ///< ranks that read slots of this rank, ascending
   std::vector<int> attached_readers;  ///< ranks that read this rank's `in` directly, ascending
@@ -159,7 +190,8 @@ enum class Reach : std::uint8_t {
 /// values are folded in which order is untouched. `all[r]` is rank r's schedule for `shape` with
 /// rank = r; the result is indexed alike. In the lowered form `in` of a peer is never read after
 /// that peer may have overwritten it, also where `out` aliases `in`, unless endangers_input says
-/// so. Throws Error(Code::internal) if the schedules deadlock.
+/// so: unless shape.in_place, the result is good for calls in place, too. Throws
+/// Error(Code::internal) if the schedules deadlock.
 std::vector<Schedule> lower(const std::vector<Schedule>& all, const Shape& shape, Reach reach);
 
 /// One line per step, for people and tests.

@@ -95,7 +95,7 @@ class Verifier {
       for (int rank = 0; rank < size_; ++rank) {
         const Schedule& schedule = call.schedules[rank];
         if (schedule.chunks != chunks || schedule.is_lowered != call.schedules.front().is_lowered ||
-            (is_scatter(call.shape.collective) && chunks != size_)) {
+            (has_chunk_per_rank(call.shape.collective) && chunks != size_)) {
           throw Fault{where(c, rank) + ": number of chunks or form unlike the others'"};
         }
         if (schedule.is_lowered) check_slots(c, rank);
@@ -166,12 +166,16 @@ class Verifier {
            "out of range");
     const Location& first = schedule.steps[s].to.front();
     demand(at.chunk == first.chunk && at.span == first.span, "not the chunks that are written");
-    if (at.buffer == Buffer::in) demand(!is_write, "`in` is the caller's");
+    if (at.buffer == Buffer::in) {
+      demand(!is_write, "`in` is the caller's");
+      for (int chunk = at.chunk; chunk < at.chunk + at.span; ++chunk)
+        demand(call.shape.has_input(at.rank, chunk), "there is no such `in`");
+    }
     if (at.buffer == Buffer::out) {
       const bool is_there =
           is_scatter(call.shape.collective)
               ? at.chunk == at.rank && at.span == 1
-              : call.shape.collective == Collective::allreduce || at.rank == call.shape.root;
+              : call.shape.collective != Collective::reduce || at.rank == call.shape.root;
       demand(is_there, "there is no such `out`");
     }
     if (at.buffer == Buffer::scratch) demand(at.slot >= 0, "no such slot");
@@ -378,7 +382,8 @@ class Verifier {
     state.entered = time;
     state.cells.assign(static_cast<std::size_t>(2 * pieces_ + slots * chunks),
                        {Folds::kUnwritten, rank, time});
-    for (int i = 0; i < pieces_; ++i) state.cells[i].value = rank;
+    for (int i = 0; i < pieces_; ++i)
+      if (call.shape.has_input(rank, i / (pieces_ / chunks))) state.cells[i].value = rank;
     state.reads.assign(state.cells.size() * size_, 0);
     state.touches.assign(size_, 0);
   }
@@ -409,6 +414,13 @@ class Verifier {
   void check_result(const VerifiedCall& call, const Location& at, int value, int& expected) const {
     const std::string what = here() + to_string(at) + ": ";
     if (value < 0) throw Fault{what + "never written"};
+    if (!is_reduction(call.shape.collective)) {
+      const bool is_gathered = call.shape.collective == Collective::allgather;
+      expected = is_gathered ? at.chunk : call.shape.root;
+      if (value == expected) return;
+      throw Fault{what + "not rank " + std::to_string(expected) +
+                  "'s contribution: " + folds_.text(value)};
+    }
     std::string why;
     if (!folds_.is_complete(value, why)) throw Fault{what + why};
     if (call.is_rank_order && value != folds_.rank_order()) {
@@ -437,6 +449,14 @@ class Verifier {
     return 2 * pieces(call) + at.slot * schedule.chunks + chunk;
   }
 
+  /// A copy in place that leaves a chunk where it is.
+  bool is_onto_itself(const Step& step, const Location& to) const {
+    const VerifiedCall& call = call_of(rank_);
+    return call.in_place && !is_scatter(call.shape.collective) && step.verb == Verb::copy &&
+           step.from.front().buffer == Buffer::in && to.buffer == Buffer::out &&
+           step.from.front().rank == to.rank;
+  }
+
   void perform(int rank, const Step& step, int run) {
     const Schedule& schedule = schedule_of(rank);
     const int n = first_run_[ranks_[rank].call] + run;
@@ -456,6 +476,7 @@ class Verifier {
         values_.push_back(sum);
       }
       for (const Location& to : step.to) {
+        if (is_onto_itself(step, to)) continue;
         for (int i = 0; i < to.span; ++i) {
           if (schedule.is_lowered && to.buffer == Buffer::scratch) {
             write_slot(rank, to, to.chunk + i, n, values_[i]);
@@ -601,7 +622,7 @@ class Verifier {
   std::string where(int call, int rank) const {
     const Shape& shape = calls_[call].shape;
     std::string text = "call " + std::to_string(call) + " (" + std::string(name(shape.collective));
-    if (shape.collective == Collective::reduce) text += ", root " + std::to_string(shape.root);
+    if (has_root(shape.collective)) text += ", root " + std::to_string(shape.root);
     return text + "): rank " + std::to_string(rank);
   }
 

@@ -19,6 +19,8 @@
 // - Attach: before it leaves a call, a rank waits until its attached_readers have completed the
 //   call's last run.
 // - Stages: in tick t = 0, 1, ... of a call, stage s of its run t - s is performed, s = 0, 1, ...
+// - In place, a copy of a chunk of `in` to the same chunk of the same rank's `out` touches nothing:
+//   it is there already.
 // - In place, the `out` of a reduce_scatter is the front of `in`, and counts may be uneven: a piece
 //   of `out` may cover pieces of `in` up to its own chunk and slice, its step's own source among
 //   them. It covers that from below: a backend goes through a piece in ascending order, reading a
@@ -40,7 +42,8 @@ struct VerifiedCall {
   std::vector<Schedule> schedules;  ///< of each rank; all direct or all lowered
   bool in_place = false;            ///< `out` aliases `in` as in Shape::in_place
   int runs = 1;  ///< lowered: times the schedule runs on successive slices (same windows turn on)
-  bool is_rank_order = false;  ///< results must be left folds over ranks 0, 1, 2, ...
+  /// Reductions: results must be left folds over ranks 0, 1, 2, ...
+  bool is_rank_order = false;
 };
 
 /// Empty if the calls, made one after the other by every rank, give the right values on every rank,

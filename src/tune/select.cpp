@@ -59,6 +59,14 @@ constexpr Row kReduceScatter[] = {
     {kAny, 512 * KiB, "rabenseifner"},
     {kAny, kAll,      "one_shot"},
 };
+// Those that only copy: not measured on the host, where no caller has come yet.
+constexpr Row kAllgather[] = {
+    {kAny, kAll,      "one_shot"},
+};
+constexpr Row kBroadcast[] = {
+    {kAny, 64 * KiB,  "one_shot"},
+    {kAny, kAll,      "two_shot"},
+};
 // TRIB_DETERMINISM=order: rows whose owners fold everything in rank order.
 constexpr Row kOrdered[] = {
     {2,    512 * KiB, "one_shot"},
@@ -95,18 +103,25 @@ constexpr DeviceRow kDeviceReduce[] = {
     {kAny, 32768 * KiB, "two_shot", false, 132, 16 * KiB},
     {kAny, kAll,       "rootless", false, 132, 16 * KiB},
 };
+// The reduce_scatters, and allgather, which moves as much from each rank to each.
 constexpr DeviceRow kDeviceScatter[] = {
     {kAny, 256 * KiB,  "one_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {kAny, kAll,       "one_shot", false, 132, 16 * KiB},
 };
+// Not measured yet.
+constexpr DeviceRow kDeviceBroadcast[] = {
+    {kAny, 64 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
+    {kAny, kAll,       "two_shot", false, 132, 16 * KiB},
+};
 // clang-format on
 
 Choice device_choice(const Key& key) {
-  const auto rows = is_scatter(key.collective) ? std::span<const DeviceRow>(kDeviceScatter)
-                    : key.collective == Collective::reduce
-                        ? std::span<const DeviceRow>(kDeviceReduce)
-                        : std::span<const DeviceRow>(kDevice);
+  std::span<const DeviceRow> rows = kDevice;
+  if (has_chunk_per_rank(key.collective)) rows = kDeviceScatter;
+  if (key.collective == Collective::broadcast) rows = kDeviceBroadcast;
+  if (key.collective == Collective::reduce) rows = kDeviceReduce;
   for (const DeviceRow& row : rows)
     if (key.size <= row.ranks && key.bytes <= row.bytes)
       return {find_algorithm(row.algorithm), Reach::scratch, row.slice, row.is_packet, row.blocks};
@@ -120,6 +135,8 @@ const Algorithm* find(std::span<const Row> rows, const Key& key) {
 }
 
 const Algorithm* default_algorithm(const Key& key, bool is_ordered) {
+  if (key.collective == Collective::allgather) return find(kAllgather, key);
+  if (key.collective == Collective::broadcast) return find(kBroadcast, key);
   if (is_scatter(key.collective))
     return is_ordered ? find_algorithm("one_shot") : find(kReduceScatter, key);
   if (is_ordered) return find(kOrdered, key);
@@ -143,18 +160,19 @@ Choice select(const Key& key, const Config& config) {
     choice.slice_bytes = kSliceBytes;
   }
   if (const std::string_view wanted = config.algorithm; wanted != "auto") {
-    choice.algorithm = find_algorithm(wanted);
-    if (choice.algorithm == nullptr) {
+    const Algorithm* const named = find_algorithm(wanted);
+    if (named == nullptr) {
       std::string names = "auto";
       for (const Algorithm& algorithm : algorithms()) names += ", " + std::string(algorithm.name);
       throw Error(Code::argument, "TRIB_ALGORITHM=" + std::string(wanted) +
                                       ": no such algorithm; accepted are " + names);
     }
     if (config.determinism == Config::Determinism::order &&
-        choice.algorithm->association != Association::rank_order)
+        named->association != Association::rank_order)
       throw Error(Code::argument,
                   "TRIB_ALGORITHM=" + std::string(wanted) +
                       " does not fold in rank order, which TRIB_DETERMINISM=order asks for");
+    if (named->serves(key.collective)) choice.algorithm = named;
   }
   // Two ranks on two cores: the system call that reads a peer costs more than the copy it saves, at
   // every size.

@@ -33,8 +33,9 @@ struct Choice {
   int blocks = 1;  ///< at most
 };
 
-/// Obeys the settings `algorithm`, `determinism`, `attach`, `slice`, `protocol` and `blocks`.
-/// Throws Error(Code::argument) where they contradict each other or name no algorithm.
+/// Obeys the settings `algorithm` (in collectives that it serves), `determinism`, `attach`,
+/// `slice`, `protocol` and `blocks`. Throws Error(Code::argument) where they contradict each other
+/// or name no algorithm.
 Choice select(const Key& key, const Config& config);
 
 }  // namespace trib

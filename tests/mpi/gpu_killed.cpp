@@ -12,7 +12,8 @@ int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   const int rank = world_rank(), size = world_size();
   if (!Gpu::get().is_here() || size < 2) {
-    if (rank == 0) std::printf("skipped: no GPU here\n");
+    std::printf("skipped: no GPU here\n");
+    std::fflush(stdout);
     MPI_Finalize();
     return 77;
   }

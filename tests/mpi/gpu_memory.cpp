@@ -143,7 +143,8 @@ int main(int argc, char** argv) {
   size = world_size();
   late_gpu();
   if (!Gpu::get().is_here()) {
-    if (rank == 0) std::printf("skipped: no GPU here\n");
+    std::printf("skipped: no GPU here\n");
+    std::fflush(stdout);
     MPI_Finalize();
     return 77;
   }

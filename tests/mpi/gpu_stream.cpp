@@ -119,6 +119,45 @@ void all_collectives(trib_comm* comm) {
   }
 }
 
+void copies(trib_comm* comm) {
+  Stream stream;
+  const auto p = static_cast<std::size_t>(size);
+  int round = 0;
+  for (const std::size_t count : {1u, 7u, 5000u, 300000u, 3000001u}) {
+    for (const bool in_place : {false, true}) {
+      Buffer in(count), out(count * p);
+      in.fill(++round);
+      const float* from = in.data;
+      if (in_place) {
+        float* const part = out.data + count * static_cast<std::size_t>(rank);
+        Gpu::get().copy(part, in.data, count * 4);
+        from = part;
+      }
+      CHECK(API(trib_allgather)(from, out.data, count, TRIB_FLOAT32, comm, stream.handle) ==
+                TRIB_SUCCESS,
+            "%s", last_error().c_str());
+      stream.wait();
+      const std::vector<float> found = out.fetch();
+      for (std::size_t i = 0; i < count * p; ++i)
+        CHECK(found[i] == value(static_cast<int>(i / count), i % count, round),
+              "allgather of %zu, in place %d: element %zu", count, in_place, i);
+      for (int root = 0; root < size; ++root) {
+        in.fill(++round);
+        float* const to = in_place && rank == root ? in.data : out.data;
+        CHECK(API(trib_broadcast)(rank == root ? in.data : nullptr, to, count, TRIB_FLOAT32, root,
+                                  comm, stream.handle) == TRIB_SUCCESS,
+              "%s", last_error().c_str());
+        stream.wait();
+        std::vector<float> copy(count);
+        Gpu::get().copy(copy.data(), to, count * 4);
+        for (std::size_t i = 0; i < count; ++i)
+          CHECK(copy[i] == value(root, i, round), "broadcast of %zu from %d: element %zu", count,
+                root, i);
+      }
+    }
+  }
+}
+
 /// Without a word between the calls, and on two streams in turn: the communicator keeps the order.
 void back_to_back(trib_comm* comm) {
   Stream streams[2];
@@ -222,8 +261,8 @@ int main(int argc, char** argv) {
   rank = world_rank();
   size = world_size();
   if (Gpu::get().count() < size) {
-    if (rank == 0)
-      std::printf("skipped: %d ranks need as many GPUs, here are %d\n", size, Gpu::get().count());
+    std::printf("skipped: %d ranks need as many GPUs, here are %d\n", size, Gpu::get().count());
+    std::fflush(stdout);
     MPI_Finalize();
     return 77;
   }
@@ -238,6 +277,8 @@ int main(int argc, char** argv) {
   };
   all_collectives(comm);
   passed("every collective, in place and not");
+  copies(comm);
+  passed("allgather and broadcast");
   back_to_back(comm);
   passed("back to back on two streams");
   graph(comm, is_long ? 1000 : 200);

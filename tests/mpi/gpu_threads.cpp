@@ -39,7 +39,8 @@ int main(int argc, char** argv) {
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   if (provided < MPI_THREAD_MULTIPLE || !Gpu::get().is_here()) {
-    if (world_rank() == 0) std::printf("skipped: no GPU or no MPI_THREAD_MULTIPLE here\n");
+    std::printf("skipped: no GPU or no MPI_THREAD_MULTIPLE here\n");
+    std::fflush(stdout);
     MPI_Finalize();
     return 77;
   }

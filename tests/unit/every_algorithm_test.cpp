@@ -7,6 +7,7 @@
 #include <random>
 
 #include "algorithm/registry.hpp"
+#include "base/error.hpp"
 #include "schedule/verify.hpp"
 
 namespace trib {
@@ -18,16 +19,17 @@ namespace {
 constexpr int kMaxSize = 33;  // one rank more than a power of two
 
 std::vector<int> roots(Collective collective, int size) {
-  if (collective != Collective::reduce) return {0};
-  if (size > 9) return {0, 1, size / 2, size - 1};
+  if (!has_root(collective)) return {0};
+  if (size > (collective == Collective::broadcast ? 17 : 9)) return {0, 1, size / 2, size - 1};
   std::vector<int> all(size);
   for (int root = 0; root < size; ++root) all[root] = root;
   return all;
 }
 
 template <class F>
-void for_each_shape(int max_size, F&& f) {
-  for (int collective = 0; collective < kCollectives; ++collective) {
+void for_each_shape(const Algorithm& algorithm, int max_size, F&& f) {
+  for (int collective = 0; collective < kAllCollectives; ++collective) {
+    if (!algorithm.serves(static_cast<Collective>(collective))) continue;
     for (int size = 2; size <= max_size; ++size) {
       Shape shape;
       shape.collective = static_cast<Collective>(collective);
@@ -64,7 +66,7 @@ std::string describe(const Algorithm& algorithm, const Shape& shape) {
 class EveryAlgorithm : public testing::TestWithParam<Algorithm> {};
 
 TEST_P(EveryAlgorithm, IsRightAsWritten) {
-  for_each_shape(kMaxSize, [](const Shape& shape) {
+  for_each_shape(GetParam(), kMaxSize, [](const Shape& shape) {
     for (const bool in_place : {false, true}) {
       const VerifiedCall call = direct_call(GetParam(), shape, in_place);
       EXPECT_EQ(verify({call, call, call}), "")
@@ -74,7 +76,7 @@ TEST_P(EveryAlgorithm, IsRightAsWritten) {
 }
 
 TEST_P(EveryAlgorithm, IsRightThroughScratch) {
-  for_each_shape(kMaxSize, [](const Shape& shape) {
+  for_each_shape(GetParam(), kMaxSize, [](const Shape& shape) {
     VerifiedCall call = lowered_call(GetParam(), shape, Reach::scratch, false, 1);
     for (const bool in_place : {false, true}) {
       for (const int runs : {1, 2, 5}) {
@@ -89,7 +91,7 @@ TEST_P(EveryAlgorithm, IsRightThroughScratch) {
 }
 
 TEST_P(EveryAlgorithm, IsRightAttached) {
-  for_each_shape(kMaxSize, [](const Shape& shape) {
+  for_each_shape(GetParam(), kMaxSize, [](const Shape& shape) {
     VerifiedCall call = lowered_call(GetParam(), shape, Reach::attach, false, 1);
     for (const int runs : {1, 2, 5}) {
       call.runs = runs;
@@ -111,9 +113,10 @@ TEST_P(EveryAlgorithm, IsRightAttachedInPlaceWhereChunksHaveOneReader) {
     if (collective == Collective::allreduce) {
       return row != "one_shot" && row != "recursive_doubling";
     }
+    if (!is_reduction(collective)) return true;  // what peers read is in its place in `out`
     return is_tree;
   };
-  for_each_shape(17, [&](const Shape& shape) {
+  for_each_shape(GetParam(), 17, [&](const Shape& shape) {
     VerifiedCall call = lowered_call(GetParam(), shape, Reach::attach, true, 1);
     for (const int runs : {1, 2, 5}) {
       call.runs = runs;
@@ -124,7 +127,7 @@ TEST_P(EveryAlgorithm, IsRightAttachedInPlaceWhereChunksHaveOneReader) {
 }
 
 TEST_P(EveryAlgorithm, FoldsAlikeHoweverItRuns) {
-  for_each_shape(kMaxSize, [](const Shape& shape) {
+  for_each_shape(GetParam(), kMaxSize, [](const Shape& shape) {
     const std::vector<std::string> expected = folds(direct_call(GetParam(), shape, false));
     const std::string what = describe(GetParam(), shape);
     EXPECT_EQ(folds(direct_call(GetParam(), shape, true)), expected) << what;
@@ -135,10 +138,10 @@ TEST_P(EveryAlgorithm, FoldsAlikeHoweverItRuns) {
 
 /// What TRIB_DETERMINISM=run relies on.
 TEST_P(EveryAlgorithm, FoldsLikeOthersOfItsAssociation) {
-  for_each_shape(kMaxSize, [](const Shape& shape) {
+  for_each_shape(GetParam(), kMaxSize, [](const Shape& shape) {
     const std::vector<std::string> mine = folds(direct_call(GetParam(), shape, false));
     for (const Algorithm& other : algorithms()) {
-      if (other.association != GetParam().association) continue;
+      if (other.association != GetParam().association || !other.serves(shape.collective)) continue;
       const std::vector<std::string> theirs = folds(direct_call(other, shape, false));
       if (mine.size() == theirs.size()) {
         EXPECT_EQ(mine, theirs) << describe(other, shape);
@@ -154,7 +157,10 @@ TEST_P(EveryAlgorithm, FoldsLikeOthersOfItsAssociation) {
 TEST_P(EveryAlgorithm, IsRightForManyRanks) {
   Shape shape;
   shape.size = 128;
-  for (const Collective collective : {Collective::allreduce, Collective::reduce_scatter}) {
+  shape.root = 77;
+  for (const Collective collective : {Collective::allreduce, Collective::reduce_scatter,
+                                      Collective::allgather, Collective::broadcast}) {
+    if (!GetParam().serves(collective)) continue;
     shape.collective = collective;
     const VerifiedCall direct = direct_call(GetParam(), shape, true);
     EXPECT_EQ(verify({direct, direct}), "") << describe(GetParam(), shape);
@@ -175,12 +181,17 @@ class EveryMixture : public testing::TestWithParam<int> {
 
   /// A call that nobody has thought of.
   VerifiedCall any_call(int size, bool is_lowered) {
-    const Algorithm& algorithm = algorithms()[below(static_cast<int>(algorithms().size()))];
     Shape shape;
     shape.size = size;
-    // Half of them reductions, whose ranks have the loosest ties.
-    shape.collective = static_cast<Collective>(below(2) == 0 ? 1 : below(kCollectives));
-    if (shape.collective == Collective::reduce) shape.root = below(size);
+    // Half of them have a root: there ranks have the loosest ties.
+    constexpr Collective rooted[] = {Collective::reduce, Collective::broadcast};
+    shape.collective =
+        below(2) == 0 ? rooted[below(2)] : static_cast<Collective>(below(kAllCollectives));
+    if (has_root(shape.collective)) shape.root = below(size);
+    std::vector<const Algorithm*> rows;
+    for (const Algorithm& row : algorithms())
+      if (row.serves(shape.collective)) rows.push_back(&row);
+    const Algorithm& algorithm = *rows[below(static_cast<int>(rows.size()))];
     const bool in_place = below(2) == 0;
     text_ += describe(algorithm, shape) + (in_place ? "in place; " : "; ");
     if (!is_lowered) return direct_call(algorithm, shape, in_place);
@@ -216,6 +227,84 @@ TEST(Registry, HasRowsThatCanBeFound) {
     EXPECT_FALSE(name(algorithm.association).empty());
   }
   EXPECT_EQ(find_algorithm("none"), nullptr);
+}
+
+TEST(Registry, EveryCollectiveIsServedOrRefused) {
+  for (int collective = 0; collective < kAllCollectives; ++collective) {
+    Shape shape;
+    shape.collective = static_cast<Collective>(collective);
+    shape.size = 4;
+    int serving = 0;
+    for (const Algorithm& algorithm : algorithms()) {
+      if (algorithm.serves(shape.collective)) {
+        ++serving;
+        EXPECT_EQ(all_ranks(algorithm, shape).size(), 4u);
+        continue;
+      }
+      EXPECT_FALSE(is_reduction(shape.collective)) << algorithm.name;
+      try {
+        all_ranks(algorithm, shape);
+        ADD_FAILURE() << algorithm.name << " has schedules for " << name(shape.collective);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::internal);
+        EXPECT_NE(std::string(error.what()).find("does not serve"), std::string::npos);
+      }
+    }
+    EXPECT_GE(serving, 2) << name(shape.collective);
+  }
+}
+
+/// Where nothing is folded, what goes through scratch is each contribution, once; in a broadcast by
+/// shares also the shares that are handed on.
+TEST(Lowered, CopiesTakeTheFewestSlots) {
+  const auto units = [](const std::vector<Schedule>& all, int rank) {
+    int sum = 0;
+    for (const Slot& slot : all.front().slots[rank]) sum += slot.span;
+    return sum;
+  };
+  for (int size = 2; size <= kMaxSize; ++size) {
+    for (const std::string_view row : {"one_shot", "two_shot"}) {
+      Shape shape;
+      shape.size = size;
+      shape.root = size / 2;
+      const auto lowered = [&](Collective collective) {
+        shape.collective = collective;
+        return lower(all_ranks(*find_algorithm(row), shape), shape, Reach::scratch);
+      };
+      const std::vector<Schedule> allgather = lowered(Collective::allgather);
+      EXPECT_EQ(allgather.front().chunks, size);
+      EXPECT_EQ(allgather.front().stages, 2);
+      EXPECT_EQ(allgather.front().flags, 1);
+      for (int rank = 0; rank < size; ++rank) {
+        EXPECT_EQ(units(allgather, rank), 1);
+        EXPECT_EQ(static_cast<int>(allgather[rank].readers.size()), size - 1);
+      }
+      const bool has_shares = row == "two_shot" && size > 2;
+      const std::vector<Schedule> broadcast = lowered(Collective::broadcast);
+      EXPECT_EQ(broadcast.front().chunks, row == "two_shot" ? size - 1 : 1);
+      EXPECT_EQ(broadcast.front().stages, has_shares ? 3 : 2);
+      EXPECT_EQ(broadcast.front().flags, has_shares ? size - 1 : 1);
+      for (int rank = 0; rank < size; ++rank) {
+        const int shared = has_shares ? 1 : 0;
+        EXPECT_EQ(units(broadcast, rank), rank == shape.root ? broadcast.front().chunks : shared);
+      }
+    }
+  }
+}
+
+/// Peers may go on reading an `in` that a copy in place leaves as it is.
+TEST(Lowered, CopiesInPlaceEndangerNoInput) {
+  for (const std::string_view row : {"one_shot", "two_shot"}) {
+    for (const Collective collective : {Collective::allgather, Collective::broadcast}) {
+      Shape shape;
+      shape.collective = collective;
+      shape.size = 5;
+      shape.root = 1;
+      for (const Schedule& schedule :
+           lower(all_ranks(*find_algorithm(row), shape), shape, Reach::attach))
+        EXPECT_FALSE(schedule.endangers_input) << row << " " << name(collective);
+    }
+  }
 }
 
 }  // namespace

@@ -12,14 +12,20 @@ namespace trib {
 namespace {
 
 TEST(Select, EveryKeyHasAnAlgorithm) {
-  for (int collective = 0; collective < kCollectives; ++collective)
+  for (int collective = 0; collective < kAllCollectives; ++collective)
     for (int size = 2; size <= 200; ++size)
       for (std::size_t bytes = 1; bytes < (std::size_t{1} << 42); bytes *= 3) {
         Key key;
         key.collective = static_cast<Collective>(collective);
         key.size = size;
         key.bytes = bytes;
-        EXPECT_NE(select(key, Config{}).algorithm, nullptr);
+        for (const auto place : {Key::Place::host, Key::Place::staged, Key::Place::device}) {
+          key.place = place;
+          const Algorithm* const algorithm = select(key, Config{}).algorithm;
+          ASSERT_NE(algorithm, nullptr);
+          EXPECT_TRUE(algorithm->serves(key.collective)) << algorithm->name;
+        }
+        key.place = Key::Place::host;
         Config ordered;
         ordered.determinism = Config::Determinism::order;
         const Choice choice = select(key, ordered);
@@ -38,6 +44,43 @@ TEST(Select, OrderHoldsForScattersToo) {
   key.size = 64;
   for (key.bytes = 1; key.bytes < (1u << 30); key.bytes *= 2)
     EXPECT_EQ(select(key, ordered).algorithm->association, Association::rank_order) << key.bytes;
+}
+
+TEST(Select, AnAlgorithmIsUsedWhereItServes) {
+  for (int collective = 0; collective < kAllCollectives; ++collective)
+    for (const Algorithm& named : algorithms())
+      for (const auto place : {Key::Place::host, Key::Place::device}) {
+        Config config;
+        std::strcpy(config.algorithm, std::string(named.name).c_str());
+        Key key;
+        key.collective = static_cast<Collective>(collective);
+        key.place = place;
+        const Algorithm* const chosen = select(key, config).algorithm;
+        EXPECT_EQ(chosen, named.serves(key.collective) ? &named : select(key, Config{}).algorithm)
+            << named.name << " " << name(key.collective);
+      }
+}
+
+TEST(Select, CopiesOnDevices) {
+  constexpr std::size_t KiB = 1024;
+  const auto choose = [](Collective collective, std::size_t bytes) {
+    Key key;
+    key.collective = collective;
+    key.size = 8;
+    key.bytes = bytes;
+    key.place = Key::Place::device;
+    return select(key, Config{});
+  };
+  for (const std::size_t bytes : {1 * KiB, 64 * KiB, 65 * KiB, 256 * KiB, 257 * KiB, 8192 * KiB}) {
+    const Choice allgather = choose(Collective::allgather, bytes);
+    EXPECT_EQ(allgather.algorithm->name, "one_shot");
+    EXPECT_EQ(allgather.is_packet, bytes <= 256 * KiB);
+    EXPECT_EQ(allgather.slice_bytes, (bytes <= 256 * KiB ? 1 : bytes <= 4096 * KiB ? 4 : 16) * KiB);
+    const Choice broadcast = choose(Collective::broadcast, bytes);
+    EXPECT_EQ(broadcast.algorithm->name, bytes <= 64 * KiB ? "one_shot" : "two_shot");
+    EXPECT_EQ(broadcast.is_packet, bytes <= 64 * KiB);
+    EXPECT_EQ(broadcast.blocks, bytes <= 64 * KiB ? 32 : 132);
+  }
 }
 
 TEST(Select, OrderRefusesAnAlgorithmThatFoldsOtherwise) {

@@ -58,12 +58,13 @@ Case make(const Algorithm& algorithm, Shape shape, Form form) {
 
 void for_each_case(const std::vector<int>& sizes, const std::function<void(Case)>& f) {
   for (const Algorithm& algorithm : algorithms()) {
-    for (int collective = 0; collective < kCollectives; ++collective) {
+    for (int collective = 0; collective < kAllCollectives; ++collective) {
+      if (!algorithm.serves(static_cast<Collective>(collective))) continue;
       for (const int size : sizes) {
         Shape shape;
         shape.collective = static_cast<Collective>(collective);
         shape.size = size;
-        if (shape.collective == Collective::reduce) shape.root = size / 2;
+        if (has_root(shape.collective)) shape.root = size / 2;
         for (const Form form : kForms) f(make(algorithm, shape, form));
       }
     }
@@ -259,15 +260,18 @@ TEST(Mutation, MissingSignalAndItsWait) {
 /// A credit is implied where the rank receives, in the same run, what the reader computed from its
 /// slots: in trees and in recursive halving that is common, and with Reach::attach the end of a
 /// call implies all. Where readers do nothing else that the rank could notice, each credit counts.
+/// (In a broadcast by shares, no reader of the root ends before the others have read their shares.)
 TEST(Mutation, MissingCredit) {
   int mutants = 0, reported = 0;
   for_each_case(kSizes, [&](const Case& right) {
     if (right.form != Form::lowered) return;
     const bool is_reduce = right.shape.collective == Collective::reduce;
     const std::string_view row = right.algorithm.name;
-    const bool is_each_needed =
-        row == "one_shot" || (!is_reduce && (row == "two_shot" || row == "ring"));
+    const bool has_shares = right.shape.collective == Collective::broadcast && row == "two_shot";
     for (const int rank : some_ranks(right.shape.size)) {
+      const bool is_each_needed =
+          row == "one_shot" || (!is_reduce && (row == "two_shot" || row == "ring") &&
+                                !(has_shares && rank == right.shape.root));
       const std::vector<int>& readers = right.call.schedules[rank].readers;
       for (const int reader : readers) {
         Case wrong = right;
@@ -296,9 +300,10 @@ TEST(Mutation, MissingCredit) {
 TEST(Mutation, MissingAttachedReaders) {
   int mutants = 0, reported = 0;
   for_each_case(kSizes, [&](const Case& right) {
-    const bool is_each_needed =
-        right.algorithm.name == "one_shot" ||
-        (is_scatter(right.shape.collective) && right.algorithm.name == "two_shot");
+    const Collective collective = right.shape.collective;
+    const bool is_each_needed = right.algorithm.name == "one_shot" ||
+                                (right.algorithm.name == "two_shot" &&
+                                 (is_scatter(collective) || !is_reduction(collective)));
     for (const int rank : some_ranks(right.shape.size)) {
       Case wrong = right;
       if (right.call.schedules[rank].attached_readers.empty()) continue;
@@ -312,8 +317,8 @@ TEST(Mutation, MissingAttachedReaders) {
   EXPECT_GT(2 * reported, mutants);
 }
 
-/// With fewer windows than stages, a run that is under way would have to give up its slots. (In a
-/// reduce, no rank need both have slots and read others' in a later stage.)
+/// With fewer windows than stages, a run that is under way would have to give up its slots. (Where
+/// there is a root, no rank need both have slots and read others' in a later stage.)
 TEST(Mutation, TooFewWindows) {
   for_each_case(kSizes, [](const Case& right) {
     if (!right.call.schedules.front().is_lowered) return;
@@ -321,14 +326,14 @@ TEST(Mutation, TooFewWindows) {
     VerifiedCall call = right.call;
     call.runs = 5;
     EXPECT_EQ(verify({call, call}, stages), "") << right.text();
-    if (stages == 1 || right.shape.collective == Collective::reduce) return;
+    if (stages == 1 || has_root(right.shape.collective)) return;
     EXPECT_NE(verify({call, call}, stages - 1), "") << right.text();
   });
 }
 
 TEST(Mutation, OtherRoot) {
   for_each_case(kSizes, [](const Case& right) {
-    if (right.shape.collective != Collective::reduce) return;
+    if (!has_root(right.shape.collective)) return;
     Case wrong = right;
     wrong.call.shape.root = wrap(right.shape.root + 1, right.shape.size);
     EXPECT_NE(verify(wrong.calls()), "") << right.text();
@@ -359,7 +364,7 @@ VerifiedCall by_hand(const std::function<void(Builder&, int)>& write,
   call.shape.collective = collective;
   call.shape.size = kBoth;
   for (int rank = 0; rank < kBoth; ++rank) {
-    Builder b(is_scatter(collective) ? kBoth : 1);
+    Builder b(has_chunk_per_rank(collective) ? kBoth : 1);
     write(b, rank);
     call.schedules.push_back(b.finish());
   }
@@ -497,6 +502,113 @@ TEST(Fault, OverlapsItsSource) {
                "source of the same step");
 }
 
+/// Of allgather: rank 0's chunk, or rank 1's, is what `first` says.
+VerifiedCall allgather_with(const std::function<void(Builder&, int)>& hand) {
+  return by_hand(
+      [&](Builder& b, int rank) {
+        b.signal(1 - rank);
+        b.wait(1 - rank);
+        hand(b, rank);
+        b.signal(1 - rank);
+        b.wait(1 - rank);
+      },
+      Collective::allgather);
+}
+
+TEST(Fault, AllgatherWithout) {
+  VerifiedCall call = allgather_with([](Builder& b, int rank) {
+    b.copy({out(1 - rank, rank), out(rank, rank)}, in(rank, rank));
+  });
+  EXPECT_EQ(verify({call, call}), "");
+  call.in_place = true;  // a copy onto itself is none
+  EXPECT_EQ(verify({call, call}), "");
+  call = allgather_with([](Builder& b, int rank) { b.copy(out(1 - rank, rank), in(rank, rank)); });
+  expect_fault(call, "rank 0, at the end: out(0, 0): never written");
+  call.in_place = true;  // it is there already
+  EXPECT_EQ(verify({call, call}), "");
+  call = allgather_with([](Builder& b, int rank) { b.copy(out(rank, rank), in(rank, rank)); });
+  expect_fault(call, "rank 0, at the end: out(0, 1): never written");
+  call.in_place = true;
+  expect_fault(call, "rank 0, at the end: out(0, 1): never written");
+  call = allgather_with([](Builder& b, int rank) {
+    b.reduce({out(0, rank), out(1, rank)}, {in(rank, rank), in(rank, rank)});
+  });
+  expect_fault(call, "out(0, 0): not rank 0's contribution: (0 0)");
+  for (Schedule& schedule : call.schedules) schedule.chunks = 3;
+  expect_fault(call, "number of chunks or form unlike the others'");
+}
+
+TEST(Fault, InputOfAnother) {
+  expect_fault(by_hand([](Builder& b, int rank) { b.copy(out(rank, 1), in(rank, 1)); },
+                       Collective::allgather),
+               "call 0 (allgather): rank 0, step 0 `copy out(0, 1) <- in(0, 1)`: in(0, 1): there "
+               "is no such `in`");
+  expect_fault(
+      by_hand([](Builder& b, int) { b.copy(out(0, 0, 2), in(0, 0, 2)); }, Collective::allgather),
+      "in(0, 0..1): there is no such `in`");
+  expect_fault(
+      by_hand([](Builder& b, int rank) { b.copy(out(rank, 0), in(rank, 0)); },
+              Collective::broadcast),
+      "call 0 (broadcast, root 0): rank 1, step 0 `copy out(1, 0) <- in(1, 0)`: in(1, 0): there is "
+      "no such `in`");
+}
+
+TEST(Fault, BroadcastWithout) {
+  const auto broadcast_with = [](const std::function<void(Builder&)>& hand) {
+    return by_hand(
+        [&](Builder& b, int rank) {
+          if (rank == 1) b.signal(0);
+          b.wait(1 - rank);
+          if (rank == 0) hand(b);
+          if (rank == 0) b.signal(1);
+        },
+        Collective::broadcast);
+  };
+  VerifiedCall call = broadcast_with([](Builder& b) { b.copy({out(0, 0), out(1, 0)}, in(0, 0)); });
+  EXPECT_EQ(verify({call, call}), "");
+  call.in_place = true;
+  EXPECT_EQ(verify({call, call}), "");
+  call.shape.root = 1;
+  expect_fault(call, "in(0, 0): there is no such `in`");
+  call = broadcast_with([](Builder& b) { b.copy(out(1, 0), in(0, 0)); });
+  expect_fault(call, "rank 0, at the end: out(0, 0): never written");
+  call.in_place = true;
+  EXPECT_EQ(verify({call, call}), "");
+  call = broadcast_with([](Builder& b) { b.copy(out(0, 0), in(0, 0)); });
+  expect_fault(call, "rank 1, at the end: out(1, 0): never written");
+  call.in_place = true;
+  expect_fault(call, "rank 1, at the end: out(1, 0): never written");
+  // In place, nothing but a copy leaves the chunk as it is.
+  call = broadcast_with([](Builder& b) {
+    b.copy(out(1, 0), in(0, 0));
+    b.reduce(out(0, 0), {in(0, 0), in(0, 0)});
+  });
+  call.in_place = true;
+  expect_fault(call, "out(0, 0): not rank 0's contribution: (0 0)");
+}
+
+/// In place, a peer may go on reading the root's `in` while the root copies it onto itself, but not
+/// while it writes something else there.
+TEST(Fault, WritesInPlaceWhatAPeerReads) {
+  const auto call_with = [](const std::function<void(Builder&)>& keep) {
+    VerifiedCall call = by_hand(
+        [&](Builder& b, int rank) {
+          b.signal(1 - rank);
+          if (rank == 0) keep(b);
+          b.wait(1 - rank);
+          if (rank == 1) b.copy(out(1, 0), in(0, 0));
+          if (rank == 1) b.signal(0);
+          if (rank == 0) b.wait(1);
+        },
+        Collective::broadcast);
+    call.in_place = true;
+    return call;
+  };
+  const VerifiedCall copied = call_with([](Builder& b) { b.copy(out(0, 0), in(0, 0)); });
+  EXPECT_EQ(verify({copied, copied}), "");
+  EXPECT_NE(verify({call_with([](Builder& b) { b.reduce(out(0, 0), {in(0, 0)}); })}), "");
+}
+
 TEST(Fault, LoweredReachesOut) {
   VerifiedCall call = one_shot_with({});
   Shape shape = call.shape;
@@ -522,6 +634,13 @@ TEST(Folds, AreToldApart) {
   shape.collective = Collective::reduce;
   shape.root = 3;
   EXPECT_EQ(fold("binomial"), std::vector<std::string>{"((0 3) (1 2))"});
+  EXPECT_EQ(fold("one_shot"), std::vector<std::string>{"(((0 1) 2) 3)"});
+  shape.collective = Collective::broadcast;
+  EXPECT_EQ(fold("one_shot"), std::vector<std::string>{"3"});
+  EXPECT_EQ(fold("two_shot"), std::vector<std::string>(3, "3"));
+  shape.collective = Collective::allgather;
+  EXPECT_EQ(fold("one_shot"), (std::vector<std::string>{"0", "1", "2", "3"}));
+  EXPECT_EQ(fold("two_shot"), (std::vector<std::string>{"0", "1", "2", "3"}));
   EXPECT_THROW(folds(one_shot_with({.exit = false})), std::runtime_error);
 }
 
