@@ -96,7 +96,10 @@ void StreamCommunicator::enqueue(const Call& call, Stream stream) {
     counts.assign(static_cast<std::size_t>(size_), call.count);
   else
     counts.assign(1, call.count);
-  if (std::accumulate(counts.begin(), counts.end(), std::size_t{0}) == 0) return;
+  const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  if (total == 0) return;
+  // Kernels count a chunk's elements in 32 bits.
+  if (total > UINT32_MAX) throw Error(Code::argument, "more than 2^32 - 1 elements in one call");
   try {
     Plan& plan = plan_for(call, std::move(counts));
     plan.arguments.in = call.in;

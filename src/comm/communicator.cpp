@@ -195,11 +195,11 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
     // Peers do not know yet that there are devices: until they do, as if there were none.
     if (is_beyond_host(in) || is_beyond_host(out)) channel_->ask_for_meetings();
   } else {
-    route = meet(in, out, call.is_first, request);
+    route = meet(in, out, call.is_first, request, plan);
     if (route == Route::device && !device_channel_) {
       open_device(request);
       look();  // the channel's device is known only now
-      route = meet(in, out, call.is_first, request);
+      route = meet(in, out, call.is_first, request, plan);
     }
   }
   Path& path = path_for(plan, route);
@@ -222,7 +222,7 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
 /// All ranks come to the same answer, from the same cards. Nobody waits on a device for a rank that
 /// has not posted the call.
 Communicator::Route Communicator::meet(Memory in, Memory out, bool is_first,
-                                       const Request& request) {
+                                       const Request& request, const Plan& plan) {
   channel_->present({in, out, !is_first, uses_device_});
   const auto step = [&](int polls) {
     int absent = channel_->absent();
@@ -248,7 +248,9 @@ Communicator::Route Communicator::meet(Memory in, Memory out, bool is_first,
   // Two kernels of one process that wait for peers could wait for each other, since their order may
   // differ between the GPUs: of calls that are under way at once all but the first go through host
   // memory.
-  const bool is_served = are_all_ready && !is_any_host && !is_any_contended &&
+  // Kernels count a chunk's elements in 32 bits.
+  const bool is_countable = plan.signature.count <= UINT32_MAX;
+  const bool is_served = is_countable && are_all_ready && !is_any_host && !is_any_contended &&
                          !is_device_refused_ && device_ != nullptr && device_->is_defined(request.op, request.dtype);
   return is_served ? Route::device : Route::staged;
 }

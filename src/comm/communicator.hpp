@@ -106,7 +106,7 @@ class Communicator {
   void run_checked(const Request& request);
   void run_path(Path& path, Plan& plan, Route route, const void* in, void* out);
   void run_with_devices(const Request& request, Plan& plan);
-  Route meet(Memory in, Memory out, bool is_first, const Request& request);
+  Route meet(Memory in, Memory out, bool is_first, const Request& request, const Plan& plan);
   void open_device(const Request& request);
 
   Plan& plan_for(const Request& request);
