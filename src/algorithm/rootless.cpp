@@ -19,14 +19,19 @@ Schedule rootless(const Shape& shape) {
   const int rank = shape.rank, root = shape.root;
   const std::vector<int> peers = peers_of(shape);
   Builder b(/*chunks=*/shape.size - 1);
-  b.signal(peers);
-  b.wait(peers);
-  if (rank != root) {
-    const int chunk = rank < root ? rank : rank - 1;
-    b.reduce(out(root, chunk), every_in(shape, chunk));
+  if (rank == root) {
+    b.signal(peers);
+    b.wait(peers);  // their chunks are here
+    return b.finish();
   }
-  b.signal(peers);
+  const int chunk = rank < root ? rank : rank - 1;
+  std::vector<int> others = peers;
+  std::erase(others, root);
+  b.signal(others);
   b.wait(peers);
+  b.reduce(out(root, chunk), every_in(shape, chunk));
+  b.signal(peers);
+  b.wait(others);
   return b.finish();
 }
 
