@@ -171,8 +171,8 @@ class HostBackend : public Backend {
                                             std::string& why) = 0;
 };
 
-/// Devices whose memory programs pass to MPI. No function but describe() and load() loads a driver: a program
-/// that does not use the device must not pay for it.
+/// Devices whose memory programs pass to MPI. No function but describe() and load() loads a driver:
+/// a program that does not use the device must not pay for it.
 class DeviceBackend : public Backend {
  public:
   /// Whether this process uses the device: its driver is loaded and the program has a context.

@@ -37,6 +37,11 @@ struct Config {
   } protocol = Protocol::automatic;  ///< TRIB_PROTOCOL=auto|packet|simple
   long blocks = 0;                   ///< TRIB_BLOCKS: of a GPU kernel, 0: by table
   // Local ones.
+  enum class GpuAware : int {
+    automatic,
+    no,
+    yes
+  } gpu_aware_mpi = GpuAware::automatic;  ///< TRIB_GPU_AWARE_MPI=auto|0|1
   enum class Log : int { off, error, warn, info, trace } log = Log::warn;  ///< TRIB_LOG
   bool stats = false;                                                      ///< TRIB_STATS
 };

@@ -74,7 +74,7 @@ struct Communicator::Plan {
   std::size_t bytes = 0;      // of the vector
   std::size_t out_bytes = 0;  // of this rank's result
   Signature signature;
-  std::array<Path, 3> paths;  // by Route, made when they are needed first
+  std::array<Path, 3> paths;      // by Route, made when they are needed first
   const void* seen_in = nullptr;  // the buffers of the last call, which used no device
   const void* seen_out = nullptr;
 
@@ -221,8 +221,8 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
 
 /// All ranks come to the same answer, from the same cards. Nobody waits on a device for a rank that
 /// has not posted the call.
-Communicator::Route Communicator::meet(Memory in, Memory out, bool is_first,
-                                       const Request& request, const Plan& plan) {
+Communicator::Route Communicator::meet(Memory in, Memory out, bool is_first, const Request& request,
+                                       const Plan& plan) {
   channel_->present({in, out, !is_first, uses_device_});
   const auto step = [&](int polls) {
     int absent = channel_->absent();
@@ -251,7 +251,8 @@ Communicator::Route Communicator::meet(Memory in, Memory out, bool is_first,
   // Kernels count a chunk's elements in 32 bits.
   const bool is_countable = plan.signature.count <= UINT32_MAX;
   const bool is_served = is_countable && are_all_ready && !is_any_host && !is_any_contended &&
-                         !is_device_refused_ && device_ != nullptr && device_->is_defined(request.op, request.dtype);
+                         !is_device_refused_ && device_ != nullptr &&
+                         device_->is_defined(request.op, request.dtype);
   return is_served ? Route::device : Route::staged;
 }
 
@@ -443,8 +444,9 @@ void Communicator::make_path(Plan& plan, Path& path, Route route) {
   arguments.signature = plan.signature;
   arguments.dtype = request.dtype;
   arguments.op = request.op;
-  cut_chunks(path.chunk_begin, chunks, total, element,
-             is_scattered && chunks == static_cast<std::size_t>(size_) ? plan.counts.data() : nullptr);
+  cut_chunks(
+      path.chunk_begin, chunks, total, element,
+      is_scattered && chunks == static_cast<std::size_t>(size_) ? plan.counts.data() : nullptr);
   arguments.chunk_begin = path.chunk_begin.data();
   arguments.chunks = chunks;
   arguments.longest = longest_chunk(path.chunk_begin);

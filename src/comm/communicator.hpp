@@ -128,8 +128,8 @@ class Communicator {
   int spin_ = 0;  // polls before a wait lets others run
   std::unique_ptr<HostChannel> channel_;
   DeviceBackend* device_ = nullptr;  // null: none, or switched off
-  bool meets_ = false;        // ranks meet before every call: some use a device
-  bool uses_device_ = false;  // this one does
+  bool meets_ = false;               // ranks meet before every call: some use a device
+  bool uses_device_ = false;         // this one does
   bool is_device_refused_ = false;
   std::unique_ptr<Channel> device_channel_;
   std::string failure_;  // why it is unusable; empty: it is not

@@ -12,8 +12,9 @@
 
 namespace trib {
 
-/// Fills `begin` with chunks + 1 ascending numbers: where each chunk of a vector of `total` elements
-/// starts, and `total`. `counts`: the chunks' lengths; null: as equal as whole cache lines allow.
+/// Fills `begin` with chunks + 1 ascending numbers: where each chunk of a vector of `total`
+/// elements starts, and `total`. `counts`: the chunks' lengths; null: as equal as whole cache lines
+/// allow.
 void cut_chunks(std::vector<std::size_t>& begin, std::size_t chunks, std::size_t total,
                 std::size_t element_bytes, const std::size_t* counts);
 

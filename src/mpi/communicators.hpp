@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "comm/staging.hpp"
 #include "mpi/handle_map.hpp"
 #include "mpi/immortal.hpp"
 #include "mpi/mpi_header.hpp"
@@ -22,6 +23,7 @@ struct Member {
   std::optional<Decline> declined;             ///< nothing is served here
   std::string failure;                         ///< setting it up went wrong
   bool was_left_to_mpi = false;                ///< the last call
+  StagingBuffer staging_in, staging_out;       ///< of calls left to the MPI: staging.hpp
 };
 
 extern constinit Immortal<HandleMap> members;

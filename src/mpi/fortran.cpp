@@ -120,15 +120,15 @@ void enter(const FortranFunction& original, const Arguments& arguments) {
                   .root = root ? *root : 0,
                   .comm = mpi.Comm_f2c(*comm)};
   bool is_passed_on = false;
-  const int status = intercept(call, [&](MPI_Op mpi_op) {
-    if (mpi_op == call.op) {
+  const int status = intercept(call, [&](const Call& passed) {
+    if (passed.op == call.op && passed.in == call.in && passed.out == call.out) {
       pass_on();
       is_passed_on = true;
       return MPI_SUCCESS;
     }
-    const Word words[] = {to_word(call.in),    to_word(call.out), call.count,
-                          to_word(call.dtype), to_word(mpi_op),   call.root,
-                          to_word(call.comm)};
+    const Word words[] = {to_word(passed.in),    to_word(passed.out), passed.count,
+                          to_word(passed.dtype), to_word(passed.op),  passed.root,
+                          to_word(passed.comm)};
     constexpr auto entry = static_cast<Entry>(collective);
     if constexpr (collective == Collective::reduce)
       return mpi.call(entry, words[0], words[1], words[2], words[3], words[4], words[5], words[6]);

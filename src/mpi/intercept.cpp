@@ -38,8 +38,9 @@ int enter(Word in, Word out, Word count, Word dtype, Word op, Word root, Word co
                   .op = from_word<MPI_Op>(op),
                   .root = static_cast<int>(root),
                   .comm = from_word<MPI_Comm>(comm)};
-  return intercept(call, [&](MPI_Op mpi_op) {
-    return pass_on<collective, width>(mpi, in, out, count, dtype, to_word(mpi_op), root, comm);
+  return intercept(call, [&](const Call& passed) {
+    return pass_on<collective, width>(mpi, to_word(passed.in), to_word(passed.out), count, dtype,
+                                      to_word(passed.op), root, comm);
   });
 }
 

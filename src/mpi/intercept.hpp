@@ -5,34 +5,39 @@
 #include "base/error.hpp"
 #include "mpi/communicators.hpp"
 #include "mpi/report.hpp"
+#include "mpi/staging.hpp"
 #include "mpi/stats.hpp"
 #include "mpi/translate.hpp"
 
 namespace trib::mpi {
 
 /// The call is left to the MPI. Peers that do not leave theirs get an error instead of waiting.
-inline MPI_Op leave_to_mpi(const Call& call, Member& member, Decline reason) {
+template <class Original>
+int leave_to_mpi(const Call& call, Member& member, Decline reason, const Original& original) {
   member.was_left_to_mpi = true;
   count_declined(reason);
   if (!member.declined) member.communicator->note_declined(call.collective, reason);
-  return operator_for_mpi(call);
+  Call passed = call;
+  passed.op = operator_for_mpi(call);
+  if (reason == Decline::disabled) return original(passed);
+  return with_buffers_on_host(passed, member, original);
 }
 
-/// `original(op)` makes the same call in the MPI, with that operator.
+/// `original(passed)` makes the call in the MPI, with the buffers and the operator of `passed`.
 template <class Original>
 int intercept(const Call& call, Original original) noexcept {
   try {
     Member* member = find_member(call.comm);
     if (!member) [[unlikely]] {
       member = make_member(call.comm);
-      if (!member) return original(call.op);  // the MPI says what is wrong
+      if (!member) return original(call);  // the MPI says what is wrong
     }
-    if (member->declined) return original(leave_to_mpi(call, *member, *member->declined));
+    if (member->declined) return leave_to_mpi(call, *member, *member->declined, original);
     if (!member->failure.empty()) [[unlikely]]
       throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
     Request request;
     if (const auto reason = translate(call, member->rank, member->size, request)) [[unlikely]]
-      return original(leave_to_mpi(call, *member, *reason));
+      return leave_to_mpi(call, *member, *reason, original);
     member->was_left_to_mpi = false;
     member->communicator->run(request);
     return MPI_SUCCESS;

@@ -164,6 +164,10 @@ const Library& find_library() {
   return *found;
 }
 
+void* Library::find(const char* function) const {
+  return handle ? dlsym(handle, function) : nullptr;
+}
+
 int Library::missing(Entry entry) {
   log_once(Config::Log::error,
            std::string("no loaded MPI library has ") + kNames[static_cast<int>(entry)]);

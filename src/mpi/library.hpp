@@ -32,8 +32,9 @@ inline constexpr int kEntries = 11;
   X(Comm_test_inter) X(Comm_size) X(Comm_rank)                                                            \
   X(Comm_create_keyval) X(Comm_free_keyval) X(Comm_set_attr) X(Comm_call_errhandler)                      \
   X(Iallgather) X(Igather) X(Test) X(Iprobe)                                                              \
-  X(Add_error_class) X(Add_error_code) X(Add_error_string) X(Error_string)                                \
-  X(Type_size) X(Type_contiguous) X(Type_commit) X(Type_free) X(Type_set_name)                            \
+  X(Get_library_version) X(Add_error_class) X(Add_error_code) X(Add_error_string) X(Error_string)         \
+  X(Type_size) X(Type_get_extent) X(Type_get_true_extent)                                                 \
+  X(Type_contiguous) X(Type_commit) X(Type_free) X(Type_set_name)                                         \
   X(Type_create_keyval) X(Type_free_keyval) X(Type_set_attr)                                              \
   X(Op_create) X(Op_free)                                                                                 \
   TRIB_PMPI_FORTRAN(X)
@@ -53,6 +54,9 @@ struct Library {
 #define TRIB_MEMBER(name) decltype(&PMPI_##name) name = nullptr;
   TRIB_PMPI(TRIB_MEMBER)
 #undef TRIB_MEMBER
+
+  /// A function that not every MPI has, or null. Slow: for setup only.
+  void* find(const char* function) const;
 
   template <class... Words>
   int call(Entry entry, Words... words) const {

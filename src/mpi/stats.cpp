@@ -20,6 +20,11 @@ namespace trib::mpi {
 
 namespace {
 
+// Calls left to the MPI are counted by reason, and behind the reasons once more if they got copies
+// of GPU buffers.
+constexpr std::size_t kStaged = kDeclines;
+constexpr std::size_t kLeft = kDeclines + 1;
+
 struct Counters {
   double calls = 0, bytes = 0, seconds = 0;
   void add(const Counters& other) {
@@ -35,7 +40,7 @@ struct State {
   Table* freed = nullptr;  // of communicators that are gone
   int largest = 0;         // size of the largest of those
   int rank_in_largest = 0;
-  std::array<std::atomic<std::uint64_t>, kDeclines> declined{};
+  std::array<std::atomic<std::uint64_t>, kLeft> left{};
 };
 constinit Immortal<State> state;
 
@@ -48,7 +53,7 @@ void add_to(Table& table, const Member& member) {
 
 /// A row on its way to rank 0.
 struct Row {
-  int collective = -1;  // -1: a reason, whose number is in `algorithm[0]`
+  int collective = -1;  // -1: left to the MPI, of State::left[algorithm[0]]
   char algorithm[36] = {};
   Counters counters;
 };
@@ -68,10 +73,10 @@ std::vector<Row> rows_of_process() {
     row.counters = counters;
     rows.push_back(row);
   }
-  for (int reason = 0; reason < kDeclines; ++reason) {
+  for (std::size_t reason = 0; reason < kLeft; ++reason) {
     Row row;
     row.algorithm[0] = static_cast<char>(reason);
-    row.counters.calls = static_cast<double>(state->declined[static_cast<std::size_t>(reason)]);
+    row.counters.calls = static_cast<double>(state->left[reason]);
     if (row.counters.calls > 0) rows.push_back(row);
   }
   return rows;
@@ -125,12 +130,12 @@ std::string with_unit(double bytes) {
 
 void print(const std::vector<Row>& rows, int size, const std::string& whose) {
   Table served;
-  std::array<double, kDeclines> declined{};
+  std::array<double, kLeft> left{};
   for (const Row& row : rows) {
     if (row.collective >= 0)
       served[{static_cast<Collective>(row.collective), row.algorithm}].add(row.counters);
     else
-      declined[static_cast<std::size_t>(row.algorithm[0])] += row.counters.calls;
+      left[static_cast<std::size_t>(row.algorithm[0])] += row.counters.calls;
   }
   std::string text = "tributary: statistics, " + whose + "\n";
   char line[200];
@@ -147,13 +152,17 @@ void print(const std::vector<Row>& rows, int size, const std::string& whose) {
           key.second.c_str(), counters.calls / size, with_unit(counters.bytes / size).c_str(),
           counters.seconds / size);
   }
-  if (std::all_of(declined.begin(), declined.end(), [](double calls) { return calls == 0; })) {
+  if (std::all_of(left.begin(), left.end(), [](double calls) { return calls == 0; })) {
     text += "  no calls were left to the MPI\n";
   } else {
     add("  %-45s %12s\n", "left to the MPI", "calls");
-    for (std::size_t reason = 0; reason < declined.size(); ++reason)
-      if (declined[reason] > 0)
-        add("  %-45s %12.8g\n", trib::text(static_cast<Decline>(reason)), declined[reason] / size);
+    for (std::size_t reason = 0; reason < left.size(); ++reason) {
+      if (left[reason] == 0) continue;
+      add("  %-45s %12.8g\n",
+          reason == kStaged ? "(of these, GPU buffers through host memory)"
+                            : trib::text(static_cast<Decline>(reason)),
+          left[reason] / size);
+    }
   }
   // One write, so that lines of other ranks do not come between.
   if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;
@@ -162,8 +171,10 @@ void print(const std::vector<Row>& rows, int size, const std::string& whose) {
 }  // namespace
 
 void count_declined(Decline reason) {
-  state->declined[static_cast<std::size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
+  state->left[static_cast<std::size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
 }
+
+void count_staged() { state->left[kStaged].fetch_add(1, std::memory_order_relaxed); }
 
 void keep_counters(const Member& member) {
   const std::lock_guard lock(state->mutex);

@@ -9,6 +9,9 @@ namespace trib::mpi {
 /// Counts a call that is left to the MPI.
 void count_declined(Decline reason);
 
+/// Counts one of them that got copies of its GPU buffers.
+void count_staged();
+
 /// Keeps the counters of a communicator that goes away.
 void keep_counters(const Member& member);
 

@@ -219,6 +219,8 @@ void prepare_tables() {
 void add_type(MPI_Datatype handle, Dtype dtype) { add(handle, dtype); }
 void remove_type(MPI_Datatype handle) { types->erase(to_word(handle)); }
 
+bool is_null(MPI_Datatype type) { return types->find(to_word(type)) == kNull; }
+
 std::optional<Decline> translate(const Call& call, int rank, int size, Request& request) {
   const std::uintptr_t type = types->find(to_word(call.dtype));
   if (type == 0 || type >= kOther) [[unlikely]]

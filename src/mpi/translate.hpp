@@ -25,6 +25,9 @@ struct Call {
 /// Builds the tables of handles. Idempotent, any thread.
 void prepare_tables();
 
+/// Whether it is MPI_DATATYPE_NULL.
+bool is_null(MPI_Datatype type);
+
 /// Fills `request`; or returns why not. Looks at nothing but its arguments and the tables.
 std::optional<Decline> translate(const Call& call, int rank, int size, Request& request);
 

@@ -65,3 +65,13 @@ class Gpu {
   void* driver_ = nullptr;
   int count_ = 0;
 };
+
+/// Ends the program where there is no GPU. All ranks say so and exit with 77, which launch.py hands
+/// on to CTest.
+inline void skip_without_gpu() {
+  if (Gpu::get().is_here()) return;
+  std::printf("skipped: no GPU here\n");
+  std::fflush(stdout);  // launchers may kill the others when the first rank exits
+  MPI_Finalize();
+  std::exit(77);
+}

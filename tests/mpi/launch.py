@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Run an MPI program as CTest's command, with and without a preload library.
 
+A program that cannot run here prints "skipped: REASON" and exits with 77, on all ranks; then so does this.
 The build writes mpis.json: for each MPI its kind (mpich, intel, openmpi), launcher, prefix and preload library.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +57,15 @@ class Result:
     status: int
     output: str
     timed_out: bool = False
+
+
+SKIPPED = 77  # CTest's SKIP_RETURN_CODE
+
+
+def reason_to_skip(result: Result, ranks: int) -> str | None:
+    """What all ranks gave as a reason. Launchers make one of their exit statuses, and may run their lines together."""
+    reasons = re.findall(r"skipped: .*?(?=skipped: |$)", result.output, re.MULTILINE)
+    return reasons[0] if result.status == SKIPPED and len(reasons) == ranks else None
 
 
 def known(file: str | Path) -> dict[str, Mpi]:
@@ -128,6 +139,9 @@ def main() -> int:
                 env=dict(item.split("=", 1) for item in arguments.env),
                 timeout=arguments.timeout,
             )
+            if reason := reason_to_skip(result, ranks):
+                print(reason)
+                return SKIPPED
             missing = [text for text in arguments.expect if text not in result.output]
             if result.status == 0 and not missing:
                 break

@@ -574,11 +574,7 @@ int main(int argc, char** argv) {
     if (argument == "cuda") where = Where::cuda;
     if (argument == "mixed") where = Where::mixed;
   }
-  if (where != Where::host && !Gpu::get().is_here()) {
-    if (rank == 0) std::printf("skipped: no GPU here\n");
-    MPI_Finalize();
-    return 77;
-  }
+  if (where != Where::host) skip_without_gpu();
   all_types();
   rounding();
   if (rank == 0) std::printf("%ld calls checked\n", calls);
