@@ -10,6 +10,22 @@
 namespace trib::bench {
 namespace {
 
+/// The name of Tributary's own type, for where the MPI has none; or null.
+const char* tributary_type(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f16:
+      return "half";
+    case Dtype::bf16:
+      return "bfloat16";
+    case Dtype::f8e4m3:
+      return "f8e4m3";
+    case Dtype::f8e5m2:
+      return "f8e5m2";
+    default:
+      return nullptr;
+  }
+}
+
 MPI_Datatype mpi_type(Dtype dtype) {
   switch (dtype) {
     case Dtype::i8:
@@ -67,10 +83,10 @@ MPI_Datatype mpi_type(Dtype dtype) {
     default:
       break;
   }
-  if (dtype == Dtype::f16 || dtype == Dtype::bf16) {  // Tributary's own, where the MPI has none
+  if (const char* const own = tributary_type(dtype)) {
     using Make = MPI_Datatype (*)(const char*);
     const auto make = reinterpret_cast<Make>(dlsym(RTLD_DEFAULT, "trib_mpi_type"));
-    if (make) return make(dtype == Dtype::f16 ? "half" : "bfloat16");
+    if (make) return make(own);
   }
   throw std::invalid_argument("--dtype: this MPI has no C type for " +
                               std::string(trib::name(dtype)));

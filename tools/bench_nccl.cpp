@@ -59,6 +59,10 @@ int nccl_type(Dtype dtype) {
       return 8;
     case Dtype::bf16:
       return 9;
+    case Dtype::f8e4m3:  // both since NCCL 2.24
+      return 10;
+    case Dtype::f8e5m2:
+      return 11;
     default:
       return -1;
   }
@@ -131,9 +135,9 @@ class NcclSide : public StreamSide {
     type_ = nccl_type(options.dtype);
     op_ = nccl_op(options.op);
     if (type_ < 0)
-      throw std::runtime_error("--compare nccl: NCCL has no type " +
-                               std::string(trib::name(options.dtype)) +
-                               "; it has i8, u8, i32, u32, i64, u64, f16, f32, f64, bf16");
+      throw std::runtime_error(
+          "--compare nccl: NCCL has no type " + std::string(trib::name(options.dtype)) +
+          "; it has i8, u8, i32, u32, i64, u64, f16, f32, f64, bf16, f8e4m3, f8e5m2");
     if (op_ < 0)
       throw std::runtime_error("--compare nccl: NCCL has no operator " +
                                std::string(trib::name(options.op)) +

@@ -76,6 +76,10 @@ trib_dtype api_type(Dtype dtype) {
       return TRIB_FLOAT16;
     case Dtype::bf16:
       return TRIB_BFLOAT16;
+    case Dtype::f8e4m3:
+      return TRIB_FLOAT8_E4M3;
+    case Dtype::f8e5m2:
+      return TRIB_FLOAT8_E5M2;
     case Dtype::f32:
       return TRIB_FLOAT32;
     case Dtype::f64:

@@ -20,14 +20,20 @@ namespace trib::bench {
 /// as wrong.
 inline constexpr std::size_t kPeriod = 251;
 
-/// The number that `rank` contributes at `index`. Sums stay below 256 and products below 128:
-/// bfloat16 holds them exactly.
-constexpr int number(Op op, int rank, int ranks, std::size_t index) {
+/// Ranks that may contribute up to 3 each to a sum that `dtype` holds exactly: bfloat16 holds whole
+/// numbers up to 256, the 8-bit formats up to 16 and 8.
+constexpr int summands(Dtype dtype) {
+  return dtype == Dtype::f8e4m3 ? 5 : dtype == Dtype::f8e5m2 ? 2 : 64;
+}
+
+/// The number that `rank` contributes at `index`. Products are powers of two up to 64: every type
+/// holds them exactly.
+constexpr int number(Dtype dtype, Op op, int rank, int ranks, std::size_t index) {
   const int i = static_cast<int>(index % kPeriod);
   const auto is_one_of = [&](int most) { return rank % ((ranks + most - 1) / most) == 0; };
   switch (op) {
     case Op::sum:
-      return is_one_of(64) ? (5 * rank + 3 * i) % 4 : 0;
+      return is_one_of(summands(dtype)) ? (5 * rank + 3 * i) % 4 : 0;
     case Op::prod:
       return is_one_of(6) ? 1 + (rank + i) % 2 : 1;
     default:
@@ -40,15 +46,10 @@ struct Element {  // integers and floating point
   static T make(int number, int) { return static_cast<T>(number); }
   static bool equal(T a, T b) { return a == b; }
 };
-template <>
-struct Element<half> {
-  static half make(int number, int) { return to_half(static_cast<float>(number)); }
-  static bool equal(half a, half b) { return a.bits == b.bits; }
-};
-template <>
-struct Element<bfloat16> {
-  static bfloat16 make(int number, int) { return to_bfloat16(static_cast<float>(number)); }
-  static bool equal(bfloat16 a, bfloat16 b) { return a.bits == b.bits; }
+template <SmallFloat T>
+struct Element<T> {
+  static T make(int number, int) { return from_float<T>(static_cast<float>(number)); }
+  static bool equal(T a, T b) { return a.bits == b.bits; }
 };
 template <class T>
 struct Element<Complex<T>> {
@@ -84,10 +85,8 @@ template <class T, class Accumulator>
 T narrow(Accumulator value) {
   if constexpr (std::same_as<Accumulator, T>)
     return value;
-  else if constexpr (std::same_as<T, half>)
-    return to_half(value);
   else
-    return to_bfloat16(value);
+    return from_float<T>(value);
 }
 
 /// One period of elements, of a type known at run time only.
@@ -159,7 +158,7 @@ class Pattern {
   void make(Op op, int first, int ranks, int last) {
     for (std::size_t i = 0; i < kPeriod; ++i) {
       const auto contribution = [&](int rank) {
-        return widen<Accumulator>(Element<T>::make(number(op, rank, ranks, i), rank));
+        return widen<Accumulator>(Element<T>::make(number(dtype_, op, rank, ranks, i), rank));
       };
       Accumulator total = contribution(first);
       for (int rank = first + 1; rank <= last; ++rank)

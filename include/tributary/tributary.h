@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * The C API of Tributary. Programs need it only for what MPI itself does not offer: reductions on a
- * CUDA stream, and two data types. Reductions through MPI need no change at all.
+ * CUDA stream, and four data types. Reductions through MPI need no change at all.
  *
  * Link libtributary (the stream-ordered part, no MPI needed) or libtributary_mpich,
  * libtributary_openmpi or libtributary_abi (all of it; before the MPI library), or look the
@@ -44,8 +44,10 @@ const char* trib_last_error(void);
 typedef enum {
   TRIB_INT8, TRIB_INT16, TRIB_INT32, TRIB_INT64,
   TRIB_UINT8, TRIB_UINT16, TRIB_UINT32, TRIB_UINT64,
-  TRIB_FLOAT16,   /* IEEE binary16; computed in float, as the next is */
+  TRIB_FLOAT16,   /* IEEE binary16; computed in float, as the next three are */
   TRIB_BFLOAT16,
+  TRIB_FLOAT8_E4M3, /* OCP 8-bit: 4 exponent bits, no infinities, saturates at 448 */
+  TRIB_FLOAT8_E5M2, /* OCP 8-bit: 5 exponent bits, with infinities */
   TRIB_FLOAT32, TRIB_FLOAT64,
   TRIB_COMPLEX64,   /* two floats */
   TRIB_COMPLEX128   /* two doubles */
@@ -129,12 +131,13 @@ trib_result trib_broadcast(const void* in, void* out, size_t count, trib_dtype d
 /* ------------------------------------------------------------ with MPI: include mpi.h before this */
 #ifdef MPI_VERSION
 
-/* "half" (IEEE binary16) or "bfloat16": a committed MPI datatype of two bytes. MPI_SUM, MPI_PROD,
- * MPI_MAX and MPI_MIN work on it in the blocking reductions, computed in float. one_shot and
- * two_shot round once; algorithms that pass on partial results (rings, trees, hypercubes) round at
- * every step. MPI must be initialised; any thread. The type belongs to Tributary: do not free it;
- * it is gone after MPI_Finalize. MPI_DATATYPE_NULL for other names, and where the process runs an
- * MPI of another family. */
+/* "half" (IEEE binary16) or "bfloat16": a committed MPI datatype of two bytes; "f8e4m3" or "f8e5m2"
+ * (TRIB_FLOAT8_E4M3, TRIB_FLOAT8_E5M2): of one byte. MPI_SUM, MPI_PROD, MPI_MAX and MPI_MIN work on
+ * it in the blocking reductions, computed in float and rounded to nearest even; what is too large
+ * becomes infinity, or 448 in f8e4m3. one_shot and two_shot round once; algorithms that pass on
+ * partial results (rings, trees, hypercubes) round at every step. MPI must be initialised; any
+ * thread. The type belongs to Tributary: do not free it; it is gone after MPI_Finalize.
+ * MPI_DATATYPE_NULL for other names, and where the process runs an MPI of another family. */
 MPI_Datatype trib_mpi_type(const char* name);
 
 /* Who served the last reduction on `comm`: the name of an algorithm, or "mpi" if it was left to the

@@ -56,9 +56,10 @@ trib_result guarded(Body&& body) noexcept {
 
 [[noreturn]] void wrong(const std::string& what) { throw Error(Code::argument, what); }
 
-constexpr Dtype kDtypeOf[] = {Dtype::i8,  Dtype::i16, Dtype::i32,  Dtype::i64, Dtype::u8,
-                              Dtype::u16, Dtype::u32, Dtype::u64,  Dtype::f16, Dtype::bf16,
-                              Dtype::f32, Dtype::f64, Dtype::cf32, Dtype::cf64};
+constexpr Dtype kDtypeOf[] = {Dtype::i8,  Dtype::i16,  Dtype::i32,    Dtype::i64,
+                              Dtype::u8,  Dtype::u16,  Dtype::u32,    Dtype::u64,
+                              Dtype::f16, Dtype::bf16, Dtype::f8e4m3, Dtype::f8e5m2,
+                              Dtype::f32, Dtype::f64,  Dtype::cf32,   Dtype::cf64};
 constexpr Op kOpOf[] = {Op::sum, Op::prod, Op::max,  Op::min, Op::land,
                         Op::lor, Op::lxor, Op::band, Op::bor, Op::bxor};
 static_assert(std::size(kDtypeOf) == TRIB_COMPLEX128 + 1 && std::size(kOpOf) == TRIB_BXOR + 1);

@@ -33,6 +33,18 @@ struct bfloat16 {
   std::uint16_t bits;
 };
 
+/// OCP E4M3: 4 bits of exponent, 3 of fraction. No infinities; all ones below the sign is NaN, and
+/// the largest number is 448. Stored as its bits; arithmetic happens in float.
+struct f8e4m3 {
+  std::uint8_t bits;
+};
+
+/// OCP E5M2: the upper half of a binary16, infinities and NaNs included; the largest number is
+/// 57344. Stored as its bits; arithmetic happens in float.
+struct f8e5m2 {
+  std::uint8_t bits;
+};
+
 TRIB_HD constexpr float to_float(bfloat16 value) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
 }
@@ -75,6 +87,99 @@ TRIB_HD constexpr half to_half(float value) {
   return {static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
 }
 
+/// `condition ? a : b` without a branch. GCC 12 moves what only one side needs into its branch, and
+/// no vectors come of a loop with a floating-point operation in a branch.
+TRIB_HD constexpr std::int32_t choose(bool condition, std::int32_t a, std::int32_t b) {
+  return b ^ ((a ^ b) & -static_cast<std::int32_t>(condition));
+}
+
+/// What the two 8-bit formats have in common: all but the sign and NaNs. Signed integers, as
+/// vectors of unsigned ones cannot be compared before AVX-512.
+template <int fraction_bits, int bias>
+struct SmallFormat {
+  static constexpr int kDropped = 23 - fraction_bits;
+  static constexpr std::int32_t kRebias = (127 - bias) << 23;
+  static constexpr std::int32_t kLeastNormal = kRebias + (1 << 23);
+  /// A power of two whose last bit is worth as much as that of a subnormal.
+  static constexpr std::int32_t kRounder = kRebias + ((24 - fraction_bits) << 23);
+
+  TRIB_HD static constexpr std::int32_t widen(std::int32_t magnitude) {
+    // As in to_float(half): no subnormal float on the way.
+    const bool is_subnormal = magnitude < 1 << fraction_bits;
+    const std::int32_t exponents = is_subnormal ? kLeastNormal : kRebias;
+    const std::int32_t excess = is_subnormal ? kLeastNormal : 0;
+    return std::bit_cast<std::int32_t>(std::bit_cast<float>((magnitude << kDropped) + exponents) -
+                                       std::bit_cast<float>(excess));
+  }
+  /// To nearest even. What is larger than `most` becomes `most`, the bits of a float.
+  TRIB_HD static constexpr std::int32_t narrow(std::int32_t magnitude, std::int32_t most) {
+    const std::int32_t number = magnitude < most ? magnitude : most;
+    const float shifted = std::bit_cast<float>(number) + std::bit_cast<float>(kRounder);
+    const std::int32_t subnormal = std::bit_cast<std::int32_t>(shifted) - kRounder;
+    const std::int32_t is_odd = (number >> kDropped) & 1;
+    const std::int32_t rounded = number + ((1 << (kDropped - 1)) - 1) + is_odd;
+    return choose(number < kLeastNormal, subnormal, (rounded - kRebias) >> kDropped);
+  }
+};
+
+TRIB_HD constexpr float to_float(f8e4m3 value) {
+  const std::uint32_t sign = (value.bits & 0x80u) << 24;
+  const std::int32_t magnitude = value.bits & 0x7f;
+  const std::int32_t number =
+      choose(magnitude == 0x7f, 0x7fc00000, SmallFormat<3, 7>::widen(magnitude));
+  return std::bit_cast<float>(sign | static_cast<std::uint32_t>(number));
+}
+
+/// Rounds to nearest even; what is beyond 448, infinities included, becomes 448, as in conversions
+/// of CUDA with __NV_SATFINITE. A NaN stays a NaN.
+TRIB_HD constexpr f8e4m3 to_f8e4m3(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const auto magnitude = static_cast<std::int32_t>(bits & 0x7fffffffu);
+  const std::int32_t number = SmallFormat<3, 7>::narrow(magnitude, 0x43e00000);  // 448
+  return {static_cast<std::uint8_t>((bits >> 24 & 0x80u) |
+                                    choose(magnitude > 0x7f800000, 0x7f, number))};
+}
+
+TRIB_HD constexpr float to_float(f8e5m2 value) {
+  const std::uint32_t sign = (value.bits & 0x80u) << 24;
+  const std::int32_t magnitude = value.bits & 0x7f;
+  const std::int32_t special = 0x70000000 + (magnitude << 21);  // infinity or NaN
+  const std::int32_t number =
+      choose(magnitude >= 0x7c, special, SmallFormat<2, 15>::widen(magnitude));
+  return std::bit_cast<float>(sign | static_cast<std::uint32_t>(number));
+}
+
+/// Rounds to nearest even; overflow gives infinity, as in half (CUDA: __NV_NOSAT). A NaN stays a
+/// (quiet) NaN.
+TRIB_HD constexpr f8e5m2 to_f8e5m2(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const auto magnitude = static_cast<std::int32_t>(bits & 0x7fffffffu);
+  // 65536 would be the next number after the largest one: it has the bits of infinity.
+  const std::int32_t number = SmallFormat<2, 15>::narrow(magnitude, 0x47800000);
+  const std::int32_t nan = 0x7e | (magnitude >> 21 & 3);
+  return {static_cast<std::uint8_t>((bits >> 24 & 0x80u) |
+                                    choose(magnitude > 0x7f800000, nan, number))};
+}
+
+/// The floats that are stored in less than they are computed in.
+template <class T>
+concept SmallFloat = requires(T value) {
+  { to_float(value) } -> std::same_as<float>;
+};
+
+/// The way back from to_float.
+template <SmallFloat T>
+TRIB_HD constexpr T from_float(float value) {
+  if constexpr (std::same_as<T, half>)
+    return to_half(value);
+  else if constexpr (std::same_as<T, bfloat16>)
+    return to_bfloat16(value);
+  else if constexpr (std::same_as<T, f8e4m3>)
+    return to_f8e4m3(value);
+  else
+    return to_f8e5m2(value);
+}
+
 /// A complex number without std::complex's special cases, so that it compiles alike on every
 /// device.
 template <class T>
@@ -113,6 +218,8 @@ struct Pair {
   X(u64,      std::uint64_t,                 std::uint64_t)            \
   X(f16,      trib::half,                    float)                    \
   X(bf16,     trib::bfloat16,                float)                    \
+  X(f8e4m3,   trib::f8e4m3,                  float)                    \
+  X(f8e5m2,   trib::f8e5m2,                  float)                    \
   X(f32,      float,                         float)                    \
   X(f64,      double,                        double)                   \
   X(f80,      long double,                   long double)              \

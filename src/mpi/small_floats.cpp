@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The types are two bytes to the MPI. It cannot add them, so that calls which are left to it get an
-// operator that can.
+// The types are one or two bytes to the MPI. It cannot add them, so that calls which are left to it
+// get an operator that can.
 #include "mpi/small_floats.hpp"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <iterator>
 #include <mutex>
 #include <string_view>
 
@@ -18,7 +20,6 @@ namespace trib::mpi {
 
 namespace {
 
-constexpr std::array kFloats = {Dtype::f16, Dtype::bf16};
 constexpr std::array kOperators = {Op::sum, Op::prod, Op::max, Op::min};
 
 /// As MPI_Op_create wants it: `inout` = `in` op `inout`.
@@ -30,9 +31,22 @@ void apply(void* in, void* inout, int* count, MPI_Datatype*) {
   kernel(to, 1, from, 2, static_cast<std::size_t>(*count), Store::cached);
 }
 
+using Functions = std::array<MPI_User_function*, kOperators.size()>;
 template <Dtype dtype>
-constexpr std::array<MPI_User_function*, kOperators.size()> kApply = {
-    apply<Op::sum, dtype>, apply<Op::prod, dtype>, apply<Op::max, dtype>, apply<Op::min, dtype>};
+constexpr Functions kApply = {apply<Op::sum, dtype>, apply<Op::prod, dtype>, apply<Op::max, dtype>,
+                              apply<Op::min, dtype>};
+
+struct Row {
+  const char* name;  // for trib_mpi_type
+  Dtype dtype;
+  Functions functions;  // as in kOperators
+};
+constexpr Row kRows[] = {
+    {"half", Dtype::f16, kApply<Dtype::f16>},
+    {"bfloat16", Dtype::bf16, kApply<Dtype::bf16>},
+    {"f8e4m3", Dtype::f8e4m3, kApply<Dtype::f8e4m3>},
+    {"f8e5m2", Dtype::f8e5m2, kApply<Dtype::f8e5m2>},
+};
 
 struct SmallFloat {
   std::atomic<Word> type{0};  // 0: not made
@@ -41,7 +55,7 @@ struct SmallFloat {
 
 struct State {
   std::mutex mutex;
-  SmallFloat floats[kFloats.size()];
+  SmallFloat floats[std::size(kRows)];  // as in kRows
   std::atomic<bool> is_used{false};
 };
 constinit Immortal<State> state;
@@ -61,23 +75,21 @@ int forget(MPI_Datatype type, int, void*, void*) {
   return MPI_SUCCESS;
 }
 
-MPI_Datatype make(std::size_t index, const char* name) {
-  SmallFloat& small = state->floats[index];
+MPI_Datatype make(SmallFloat& small, const Row& row) {
   const Library& mpi = library();
   MPI_Datatype type = MPI_DATATYPE_NULL;
   int keyval = 0;
-  bool is_made = mpi.Type_contiguous(2, MPI_BYTE, &type) == MPI_SUCCESS &&
-                 mpi.Type_commit(&type) == MPI_SUCCESS &&
-                 mpi.Type_set_name(type, name) == MPI_SUCCESS &&
-                 mpi.Type_create_keyval(copy_nothing, forget, &keyval, nullptr) == MPI_SUCCESS &&
-                 mpi.Type_set_attr(type, keyval, nullptr) == MPI_SUCCESS &&
-                 mpi.Type_free_keyval(&keyval) == MPI_SUCCESS;  // lives on in the attribute
-  const auto& functions = index == 0 ? kApply<Dtype::f16> : kApply<Dtype::bf16>;
+  bool is_made =
+      mpi.Type_contiguous(static_cast<int>(bytes(row.dtype)), MPI_BYTE, &type) == MPI_SUCCESS &&
+      mpi.Type_commit(&type) == MPI_SUCCESS && mpi.Type_set_name(type, row.name) == MPI_SUCCESS &&
+      mpi.Type_create_keyval(copy_nothing, forget, &keyval, nullptr) == MPI_SUCCESS &&
+      mpi.Type_set_attr(type, keyval, nullptr) == MPI_SUCCESS &&
+      mpi.Type_free_keyval(&keyval) == MPI_SUCCESS;  // lives on in the attribute
   for (std::size_t op = 0; is_made && op < kOperators.size(); ++op)
     if (to_word(small.ops[op]) == 0)
-      is_made = mpi.Op_create(functions[op], /*commute=*/1, &small.ops[op]) == MPI_SUCCESS;
+      is_made = mpi.Op_create(row.functions[op], /*commute=*/1, &small.ops[op]) == MPI_SUCCESS;
   if (!is_made) return MPI_DATATYPE_NULL;
-  add_type(type, kFloats[index]);
+  add_type(type, row.dtype);
   small.type.store(to_word(type), std::memory_order_release);
   state->is_used.store(true, std::memory_order_release);
   return type;
@@ -118,11 +130,11 @@ MPI_Datatype trib_mpi_type(const char* name) {
   using namespace trib::mpi;
   const Library& mpi = library();
   if (!mpi.is_ours || !name) return MPI_DATATYPE_NULL;
-  const std::string_view wanted = name;
-  if (wanted != "half" && wanted != "bfloat16") return MPI_DATATYPE_NULL;
+  const Row* const row = std::ranges::find(kRows, std::string_view(name), &Row::name);
+  if (row == std::end(kRows)) return MPI_DATATYPE_NULL;
   prepare_tables();
-  const std::size_t index = wanted == "half" ? 0 : 1;
   const std::lock_guard lock(state->mutex);
-  if (const Word word = state->floats[index].type.load()) return from_word<MPI_Datatype>(word);
-  return make(index, name);
+  SmallFloat& small = state->floats[row - kRows];
+  if (const Word word = small.type.load()) return from_word<MPI_Datatype>(word);
+  return make(small, *row);
 }

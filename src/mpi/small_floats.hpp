@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// half and bfloat16 as MPI datatypes, in every MPI: trib_mpi_type() of tributary.h.
+// half, bfloat16 and the 8-bit floats as MPI datatypes, in every MPI: trib_mpi_type() of
+// tributary.h.
 #pragma once
 
 #include "base/types.hpp"

@@ -2,6 +2,7 @@
 // Operator x type x count x alignment x in place x root, for the four collectives and their
 // large-count forms, against a left fold written down plainly. Inputs are small, so that
 // floating-point results are exact in any order.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -46,6 +47,13 @@ struct Half {
 struct Bfloat16 {
   std::uint16_t bits;
 };
+/// A float of 8 bits: E4M3 or E5M2.
+template <int fraction_bits, int bias>
+struct Float8 {
+  std::uint8_t bits;
+};
+using E4M3 = Float8<3, 7>;
+using E5M2 = Float8<2, 15>;
 struct Bool {
   std::uint8_t value;
 };
@@ -82,6 +90,29 @@ float float_of(Bfloat16 b) {
   return x;
 }
 
+template <int fraction_bits, int bias>
+Float8<fraction_bits, bias> float8_of(float x) {
+  if (x == 0) return {0};
+  constexpr int kLeastStep = 1 - bias - fraction_bits;  // of subnormals, as a power of two
+  const int step = std::max(std::ilogb(x) - fraction_bits, kLeastStep);
+  const int steps = static_cast<int>(std::ldexp(std::fabs(x), -step));
+  return {
+      static_cast<std::uint8_t>((x < 0) << 7 | (((step - kLeastStep) << fraction_bits) + steps))};
+}
+template <int fraction_bits, int bias>
+float float_of(Float8<fraction_bits, bias> b) {
+  const int exponent = (b.bits & 0x7f) >> fraction_bits;
+  const int fraction = b.bits & ((1 << fraction_bits) - 1);
+  const float x = exponent == 0 ? std::ldexp(static_cast<float>(fraction), 1 - bias - fraction_bits)
+                                : std::ldexp(static_cast<float>((1 << fraction_bits) + fraction),
+                                             exponent - bias - fraction_bits);
+  return b.bits >> 7 ? -x : x;
+}
+
+template <int fraction_bits, int bias>
+bool same(const Float8<fraction_bits, bias>& a, const Float8<fraction_bits, bias>& b) {
+  return float_of(a) == float_of(b);
+}
 bool same(const Half& a, const Half& b) { return float_of(a) == float_of(b); }
 bool same(const Bfloat16& a, const Bfloat16& b) { return float_of(a) == float_of(b); }
 bool same(const Bool& a, const Bool& b) { return a.value == b.value; }
@@ -132,6 +163,17 @@ template <>
 struct Make<Bfloat16> {
   static Bfloat16 value(std::uint32_t r, Input input) {
     return bfloat16_of(Make<float>::value(r, input));
+  }
+};
+template <int fraction_bits, int bias>
+struct Make<Float8<fraction_bits, bias>> {
+  static Float8<fraction_bits, bias> value(std::uint32_t r, Input input) {
+    // Sums over 8 ranks must be exact, too: up to 16 with 3 bits of fraction, up to 8 with 2.
+    constexpr int kMost = fraction_bits - 1;
+    if (input == Input::small)
+      return float8_of<fraction_bits, bias>(
+          static_cast<float>(static_cast<int>(r % (2 * kMost + 1)) - kMost));
+    return float8_of<fraction_bits, bias>(Make<float>::value(r, input));
   }
 };
 template <>
@@ -520,16 +562,24 @@ void all_types() {
     all_calls<Bfloat16>("MPIX_BFLOAT16", MPIX_BFLOAT16, small_floats<Bfloat16, bfloat16_of>());
 #endif
   }
-  // The types of Tributary work on one rank too, where the MPI does the work with Tributary's
-  // operators.
+  // The types of Tributary work everywhere: on one rank, and where it is told to serve nothing, the
+  // MPI does the work with Tributary's operators.
   if (auto* type = tributary<MPI_Datatype(const char*)>("trib_mpi_type");
-      type && is_served_here()) {
+      type && (is_served_here() || type("half") != MPI_DATATYPE_NULL)) {
     CHECK(type("half") == type("half") && type("half") != type("bfloat16") &&
               type("quad") == MPI_DATATYPE_NULL,
           "");
+    CHECK(type("f8e4m3") == type("f8e4m3") && type("f8e4m3") != type("f8e5m2"), "");
+    for (const char* const name : {"half", "bfloat16", "f8e4m3", "f8e5m2"}) {
+      int bytes = 0;
+      MPI_Type_size(type(name), &bytes);
+      CHECK(bytes == (name[0] == 'f' ? 1 : 2), "%s: %d bytes", name, bytes);
+    }
     all_calls<Half>("half", type("half"), small_floats<Half, half_of>());
     all_calls<Bfloat16>("bfloat16", type("bfloat16"), small_floats<Bfloat16, bfloat16_of>(),
                         size > 1);
+    all_calls<E4M3>("f8e4m3", type("f8e4m3"), small_floats<E4M3, float8_of<3, 7>>(), size > 1);
+    all_calls<E5M2>("f8e5m2", type("f8e5m2"), small_floats<E5M2, float8_of<2, 15>>());
   }
 }
 

@@ -70,10 +70,8 @@ template <class T, class A>
 T narrow(A value) {
   if constexpr (std::is_same_v<A, T>) {
     return value;
-  } else if constexpr (std::is_same_v<T, half>) {
-    return to_half(value);
   } else {
-    return to_bfloat16(value);
+    return from_float<T>(value);
   }
 }
 
@@ -152,9 +150,9 @@ void draw(Random& random, T& value) {
         value = random.below(2) == 0 ? magnitude : -magnitude;
       }
     }
-  } else if constexpr (std::is_same_v<T, half> || std::is_same_v<T, bfloat16>) {
-    if (random.below(4) == 0) {
-      value.bits = static_cast<std::uint16_t>(random.next() >> 7);
+  } else if constexpr (SmallFloat<T>) {
+    if (sizeof(T) == 1 || random.below(4) == 0) {  // any 8 bits are a number of ordinary size
+      value.bits = static_cast<decltype(value.bits)>(random.next() >> 7);
     } else {
       float number = 0;
       draw(random, number);
@@ -197,7 +195,7 @@ bool is_same(const T& a, const T& b) {
     // 10 bytes of an x87 number are value, the rest is padding.
     constexpr std::size_t kBytes = std::numeric_limits<T>::digits == 64 ? 10 : sizeof(T);
     return std::memcmp(&a, &b, kBytes) == 0 || (std::isnan(a) && std::isnan(b));
-  } else if constexpr (std::is_same_v<T, half> || std::is_same_v<T, bfloat16>) {
+  } else if constexpr (SmallFloat<T>) {
     return a.bits == b.bits || (std::isnan(to_float(a)) && std::isnan(to_float(b)));
   } else if constexpr (requires { a.re; }) {
     return is_same(a.re, b.re) && is_same(a.im, b.im);

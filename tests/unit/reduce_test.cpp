@@ -221,26 +221,35 @@ TEST(Reduce, TheBestInstructionSetIsChosen) {
   EXPECT_EQ(reduce_kernel(Op::band, Dtype::f32), nullptr);
 }
 
-/// A half or bfloat16 sum that each rounding to 16 bits on the way would get wrong.
-TEST(Reduce, ShortFloatsAreRoundedOnce) {
+/// 1 and many times half an ulp of 1, which a sum rounded at every step drops each time.
+template <class T>
+void check_one_rounding(Dtype dtype, float half_ulp) {
   for (const KernelTable* table : kernel_tables()) {
     for (const int from_count : {3, 4, 6, 64}) {
-      const half one{0x3c00},
-          tiny{0x1000};  // 1 and 2^-11: half an ulp of 1, which a half sum drops every time
-      std::vector<std::vector<half>> sources(static_cast<std::size_t>(from_count),
-                                             std::vector<half>(70, tiny));
+      const T one = from_float<T>(1), tiny = from_float<T>(half_ulp);
+      std::vector<std::vector<T>> sources(static_cast<std::size_t>(from_count),
+                                          std::vector<T>(70, tiny));
       std::fill(sources[0].begin(), sources[0].end(), one);
       std::vector<const void*> from;
       for (const auto& source : sources) from.push_back(source.data());
-      std::vector<half> result(70);
+      std::vector<T> result(70);
       void* const to = result.data();
-      table->reduce[static_cast<int>(Op::sum)][static_cast<int>(Dtype::f16)](
+      table->reduce[static_cast<int>(Op::sum)][static_cast<int>(dtype)](
           &to, 1, from.data(), from_count, 70, Store::cached);
-      const half expected = to_half(1.0f + static_cast<float>(from_count - 1) * 0x1p-11f);
-      for (const half value : result)
-        ASSERT_EQ(value.bits, expected.bits) << table->isa << " " << from_count;
+      const T expected = from_float<T>(1 + static_cast<float>(from_count - 1) * half_ulp);
+      ASSERT_NE(expected.bits, one.bits);
+      for (const T value : result)
+        ASSERT_EQ(value.bits, expected.bits)
+            << table->isa << " " << name(dtype) << " " << from_count;
     }
   }
+}
+
+TEST(Reduce, ShortFloatsAreRoundedOnce) {
+  check_one_rounding<half>(Dtype::f16, 0x1p-11f);
+  check_one_rounding<bfloat16>(Dtype::bf16, 0x1p-8f);
+  check_one_rounding<f8e4m3>(Dtype::f8e4m3, 0x1p-4f);
+  check_one_rounding<f8e5m2>(Dtype::f8e5m2, 0x1p-3f);
 }
 
 // -------------------------------------------------------------------------------------------- copy

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The tables of types and operators: conversions of 16-bit floats against other means of
-// converting, what the operators do at the edges, and the support matrix against the MPI
+// The tables of types and operators: conversions of 16-bit and 8-bit floats against other
+// means of converting, what the operators do at the edges, and the support matrix against the MPI
 // standard's.
 #include "base/types.hpp"
 
@@ -123,6 +123,122 @@ TEST(Bfloat16, FloatsAreRoundedToNearestEven) {
   });
 }
 
+/// An 8-bit format, in its own slow words.
+template <class T>
+struct Float8;
+template <>
+struct Float8<f8e4m3> {
+  static constexpr int kFraction = 3, kBias = 7;
+  static constexpr int kLargest = 0x7e;
+  static constexpr int kTooLarge = 0x7e;  // what stands for numbers that are
+  static constexpr int kFirstNan = 0x7f;
+};
+template <>
+struct Float8<f8e5m2> {
+  static constexpr int kFraction = 2, kBias = 15;
+  static constexpr int kLargest = 0x7b;
+  static constexpr int kTooLarge = 0x7c;
+  static constexpr int kFirstNan = 0x7d;
+};
+
+/// What the bits stand for, sign, infinities and NaNs aside. That of the bits after the largest
+/// number's is where the next one would be, if there were one.
+template <class T>
+double magnitude_of(int bits) {
+  constexpr int kFraction = Float8<T>::kFraction;
+  const int exponent = bits >> kFraction, fraction = bits & ((1 << kFraction) - 1);
+  return exponent == 0
+             ? std::ldexp(fraction, 1 - Float8<T>::kBias - kFraction)
+             : std::ldexp((1 << kFraction) + fraction, exponent - Float8<T>::kBias - kFraction);
+}
+
+/// The bits whose number is nearest; of two the even ones.
+template <class T>
+int nearest(float value) {
+  const int sign = std::signbit(value) ? 0x80 : 0;
+  const double magnitude = std::abs(static_cast<double>(value));
+  if (magnitude >= magnitude_of<T>(Float8<T>::kLargest + 1)) return sign | Float8<T>::kTooLarge;
+  int best = 0;
+  for (int bits = 1; bits <= Float8<T>::kLargest + 1; ++bits) {
+    const double distance = std::abs(magnitude_of<T>(bits) - magnitude);
+    const double least = std::abs(magnitude_of<T>(best) - magnitude);
+    if (distance < least || (distance == least && bits % 2 == 0)) best = bits;
+  }
+  return sign | (best > Float8<T>::kLargest ? Float8<T>::kTooLarge : best);
+}
+
+template <class T>
+class Float8Test : public testing::Test {};
+using Float8Types = testing::Types<f8e4m3, f8e5m2>;
+TYPED_TEST_SUITE(Float8Test, Float8Types);
+
+TYPED_TEST(Float8Test, EveryValueBecomesTheFloatItStandsFor) {
+  using Format = Float8<TypeParam>;
+  for (int bits = 0; bits <= 0xff; ++bits) {
+    const float value = to_float(TypeParam{static_cast<std::uint8_t>(bits)});
+    const int magnitude = bits & 0x7f;
+    if (magnitude >= Format::kFirstNan) {
+      ASSERT_TRUE(std::isnan(value)) << bits;
+      continue;
+    }
+    const double expected = magnitude > Format::kLargest ? std::numeric_limits<double>::infinity()
+                                                         : magnitude_of<TypeParam>(magnitude);
+    ASSERT_EQ(std::abs(value), expected) << bits;
+    ASSERT_EQ(std::signbit(value), bits >= 0x80) << bits;
+  }
+}
+
+TYPED_TEST(Float8Test, EveryValueSurvivesTheWayThroughFloat) {
+  for (int bits = 0; bits <= 0xff; ++bits) {
+    const TypeParam value{static_cast<std::uint8_t>(bits)};
+    const bool is_signalling = std::is_same_v<TypeParam, f8e5m2> && (bits & 0x7f) == 0x7d;
+    ASSERT_EQ(from_float<TypeParam>(to_float(value)).bits, is_signalling ? bits | 2 : bits);
+  }
+}
+
+TYPED_TEST(Float8Test, FloatsAreRoundedToNearestEven) {
+  using Format = Float8<TypeParam>;
+  const auto check = [](float value) {
+    const TypeParam result = from_float<TypeParam>(value);
+    if (std::isnan(value)) {
+      ASSERT_GE(result.bits & 0x7f, Format::kFirstNan) << std::hexfloat << value;
+      ASSERT_EQ(result.bits >= 0x80, std::signbit(value)) << std::hexfloat << value;
+    } else {
+      ASSERT_EQ(result.bits, nearest<TypeParam>(value)) << std::hexfloat << value;
+    }
+  };
+  for_floats_near_roundings(23 - Format::kFraction,
+                            [check](std::uint32_t bits) { check(from_bits(bits)); });
+  // Half way between any two neighbours, subnormals included, and just beside it.
+  for (int bits = 0; bits <= Format::kLargest; ++bits) {
+    const auto tie =
+        static_cast<float>((magnitude_of<TypeParam>(bits) + magnitude_of<TypeParam>(bits + 1)) / 2);
+    for (const float value : {tie, std::nextafter(tie, 0.0f), std::nextafter(tie, 1e9f)}) {
+      check(value);
+      check(-value);
+    }
+  }
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float value : {infinity, -infinity, std::numeric_limits<float>::max(),
+                            std::numeric_limits<float>::denorm_min()})
+    check(value);
+}
+
+TEST(Float8, NumbersThatAreTooLarge) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(to_float(to_f8e4m3(448)), 448);
+  EXPECT_EQ(to_float(to_f8e4m3(1e30f)), 448);
+  EXPECT_EQ(to_float(to_f8e4m3(-infinity)), -448);
+  EXPECT_EQ(to_float(to_f8e5m2(61439)), 57344);
+  EXPECT_EQ(to_float(to_f8e5m2(61440)), infinity);
+  EXPECT_EQ(to_float(to_f8e5m2(-infinity)), -infinity);
+}
+
+TEST(Float8, ConversionsAreConstantExpressions) {
+  static_assert(to_f8e4m3(1.0f).bits == 0x38 && to_float(f8e4m3{0x38}) == 1.0f);
+  static_assert(to_f8e5m2(1.0f).bits == 0x3c && to_float(f8e5m2{0x3c}) == 1.0f);
+}
+
 // --------------------------------------------------------------------------------------- operators
 
 TEST(Operators, IntegersWrap) {
@@ -191,6 +307,8 @@ TEST(Tables, NamesAreDistinct) {
 TEST(Tables, SizesAreThoseOfTheTypes) {
   EXPECT_EQ(bytes(Dtype::i8), 1u);
   EXPECT_EQ(bytes(Dtype::f16), 2u);
+  EXPECT_EQ(bytes(Dtype::f8e4m3), 1u);
+  EXPECT_EQ(bytes(Dtype::f8e5m2), 1u);
   EXPECT_EQ(bytes(Dtype::cf32), 8u);
   EXPECT_EQ(bytes(Dtype::l64), 8u);
   EXPECT_EQ(bytes(Dtype::f80), sizeof(long double));
@@ -202,7 +320,8 @@ TEST(Tables, SizesAreThoseOfTheTypes) {
 TEST(Tables, TheSupportMatrixIsTheStandards) {
   const std::set<Dtype> integers = {Dtype::i8, Dtype::i16, Dtype::i32, Dtype::i64,
                                     Dtype::u8, Dtype::u16, Dtype::u32, Dtype::u64};
-  const std::set<Dtype> floats = {Dtype::f16, Dtype::bf16, Dtype::f32, Dtype::f64, Dtype::f80};
+  const std::set<Dtype> floats = {Dtype::f16, Dtype::bf16, Dtype::f8e4m3, Dtype::f8e5m2,
+                                  Dtype::f32, Dtype::f64,  Dtype::f80};
   const std::set<Dtype> complexes = {Dtype::cf32, Dtype::cf64, Dtype::cf80};
   const std::set<Dtype> logicals = {Dtype::l8, Dtype::l16, Dtype::l32, Dtype::l64};
   for (const Dtype dtype : reference::dtypes()) {

@@ -12,6 +12,7 @@
 // barrier and the release order the block's last loads from its inbox before the credit.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include "backend/cuda/canonical.hpp"
 #include "backend/cuda/launch.hpp"
@@ -75,12 +76,23 @@ __device__ inline std::uint64_t nanoseconds() {
 // -----------------------------------------------------------------------------------------
 // elements
 
+// Of 8-bit floats, GPUs before compute capability 8.9 have no conversions.
+#if __CUDA_ARCH__ >= 890
+constexpr bool kHasFloat8 = true;
+#else
+constexpr bool kHasFloat8 = false;
+#endif
+
 template <class T>
 __device__ inline auto widen(T value) {
   if constexpr (std::is_same_v<T, half>)
     return __half2float(__ushort_as_half(value.bits));
   else if constexpr (std::is_same_v<T, bfloat16>)
     return __bfloat162float(__ushort_as_bfloat16(value.bits));
+  else if constexpr (std::is_same_v<T, f8e5m2>)  // the upper half of a half
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(value.bits << 8)));
+  else if constexpr (std::is_same_v<T, f8e4m3> && kHasFloat8)
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(value.bits, __NV_E4M3)));
   else if constexpr (requires { to_float(value); })
     return to_float(value);
   else
@@ -92,7 +104,14 @@ __device__ inline T narrow(A value) {
     return {__half_as_ushort(__float2half_rn(value))};
   else if constexpr (std::is_same_v<T, bfloat16>)
     return {__bfloat16_as_ushort(__float2bfloat16_rn(value))};
-  else if constexpr (requires { from_float<T>(value); })
+  else if constexpr (std::is_same_v<T, f8e4m3> && kHasFloat8)
+    return {__nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3)};
+  else if constexpr (std::is_same_v<T, f8e5m2> && kHasFloat8) {
+    // The instruction only saturates: infinities are made here, of what rounds past 57344.
+    if (fabsf(value) >= 61440.0f)
+      return {static_cast<std::uint8_t>((__float_as_uint(value) >> 24 & 0x80u) | 0x7cu)};
+    return {__nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E5M2)};
+  } else if constexpr (requires { from_float<T>(value); })
     return from_float<T>(value);
   else
     return value;

@@ -67,10 +67,8 @@ template <class T, class A>
 [[gnu::always_inline]] inline T narrow(A value) {
   if constexpr (std::is_same_v<T, A>) {
     return value;
-  } else if constexpr (std::is_same_v<T, half>) {
-    return to_half(value);
   } else {
-    return to_bfloat16(value);
+    return from_float<T>(value);
   }
 }
 
