@@ -8,6 +8,7 @@
 
 #include "algorithm/registry.hpp"
 #include "schedule/verify.hpp"
+#include "support/sanitizer.hpp"
 
 namespace trib {
 
@@ -15,7 +16,7 @@ void PrintTo(const Algorithm& algorithm, std::ostream* out) { *out << algorithm.
 
 namespace {
 
-constexpr int kMaxSize = 33;  // one rank more than a power of two
+constexpr int kMaxSize = test::less_if_sanitized(33, 17);  // one rank more than a power of two
 
 std::vector<int> roots(Collective collective, int size) {
   if (collective != Collective::reduce) return {0};
@@ -153,7 +154,7 @@ TEST_P(EveryAlgorithm, FoldsLikeOthersOfItsAssociation) {
 
 TEST_P(EveryAlgorithm, IsRightForManyRanks) {
   Shape shape;
-  shape.size = 128;
+  shape.size = test::less_if_sanitized(128, 64);
   for (const Collective collective : {Collective::allreduce, Collective::reduce_scatter}) {
     shape.collective = collective;
     const VerifiedCall direct = direct_call(GetParam(), shape, true);
