@@ -15,6 +15,7 @@
 #include <random>
 
 #include "algorithm/registry.hpp"
+#include "support/sanitizer.hpp"
 #include "support/thread_ranks.hpp"
 
 namespace trib {
@@ -177,7 +178,7 @@ TEST(Communicator, MixedCallsInARow) {
     const auto errors = run_ranks(size, [&](int, std::unique_ptr<Bootstrap> bootstrap) {
       Communicator communicator(std::move(bootstrap), Config{});
       std::mt19937_64 random(4711);
-      for (int i = 0; i < 3000; ++i) {
+      for (int i = 0; i < test::less_if_sanitized(3000, 600); ++i) {
         const Call call = random_call(random, size, 40000);
         const std::string wrong = call.make(communicator);
         if (!wrong.empty())
@@ -226,7 +227,7 @@ TEST(Communicator, StressWithRandomDelays) {
         communicators.push_back(std::make_unique<Communicator>(
             std::make_unique<test::BorrowedBootstrap>(*bootstrap), config));
       }
-      for (int i = 0; i < 25000; ++i) {
+      for (int i = 0; i < test::less_if_sanitized(25000, 5000); ++i) {
         const Call call = random_call(random, size, 3000);
         const std::size_t row = random() % rows;
         const std::string wrong = call.make(*communicators[row]);

@@ -9,6 +9,7 @@
 #include "algorithm/registry.hpp"
 #include "base/error.hpp"
 #include "schedule/verify.hpp"
+#include "support/sanitizer.hpp"
 
 namespace trib {
 
@@ -16,7 +17,7 @@ void PrintTo(const Algorithm& algorithm, std::ostream* out) { *out << algorithm.
 
 namespace {
 
-constexpr int kMaxSize = 33;  // one rank more than a power of two
+constexpr int kMaxSize = test::less_if_sanitized(33, 17);  // one rank more than a power of two
 
 std::vector<int> roots(Collective collective, int size) {
   if (!has_root(collective)) return {0};
@@ -156,8 +157,8 @@ TEST_P(EveryAlgorithm, FoldsLikeOthersOfItsAssociation) {
 
 TEST_P(EveryAlgorithm, IsRightForManyRanks) {
   Shape shape;
-  shape.size = 128;
-  shape.root = 77;
+  shape.size = test::less_if_sanitized(128, 64);
+  shape.root = 47;
   for (const Collective collective : {Collective::allreduce, Collective::reduce_scatter,
                                       Collective::allgather, Collective::broadcast}) {
     if (!GetParam().serves(collective)) continue;
