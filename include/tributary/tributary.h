@@ -3,9 +3,9 @@
  * The C API of Tributary. Programs need it only for what MPI itself does not offer: reductions on a
  * CUDA stream, and four data types. Reductions through MPI need no change at all.
  *
- * Link libtributary (the stream-ordered part, no MPI needed) or libtributary_mpich,
- * libtributary_openmpi or libtributary_abi (all of it; before the MPI library), or look the
- * functions up with dlsym(RTLD_DEFAULT, ...), which finds them where the library is preloaded.
+ * Link libtributary, which needs no MPI; for the functions named trib_mpi_... also
+ * libtributary_mpich, libtributary_openmpi or libtributary_abi, before the MPI library. Or look
+ * them up with dlsym(RTLD_DEFAULT, ...), which finds them where the library is preloaded.
  */
 #ifndef TRIBUTARY_H
 #define TRIBUTARY_H

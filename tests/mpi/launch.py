@@ -43,6 +43,10 @@ class Mpi:
             }
         return variables
 
+    def options_to_keep_others(self) -> list[str]:
+        """So that a rank's end does not end the others."""
+        return ["-disable-auto-cleanup"] if self.kind == "mpich" else []
+
     def command(self, ranks: int) -> list[str]:
         options = list(self.options)
         if self.kind == "openmpi":
@@ -125,6 +129,11 @@ def main() -> int:
     parser.add_argument(
         "--attempts", type=int, default=1, help="for MPIs that fail by themselves at times"
     )
+    parser.add_argument(
+        "--keep-others",
+        action="store_true",
+        help="the launcher leaves the other ranks alone when one ends",
+    )
     parser.add_argument("--expect", action="append", default=[], help="text in the output")
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
@@ -138,6 +147,7 @@ def main() -> int:
                 preload=None if arguments.no_preload else "",
                 env=dict(item.split("=", 1) for item in arguments.env),
                 timeout=arguments.timeout,
+                options=mpi.options_to_keep_others() if arguments.keep_others else None,
             )
             if reason := reason_to_skip(result, ranks):
                 print(reason)
