@@ -36,7 +36,7 @@ constexpr int kLanes = 4;
 constexpr std::size_t kLaneRows = 8;
 /// Scratch of a lane, per rank and window: pieces of large messages. A persistent operation takes
 /// what it needs up to kMostBytes, and less where memory is short.
-constexpr std::size_t kLaneBytes = 64 << 10;
+constexpr std::size_t kLaneBytes = 16 << 10;
 constexpr std::size_t kMostBytes = 512 << 10;
 
 /// All communicators that have lanes. Never destroyed: the helper looks at it until the end.
@@ -138,7 +138,8 @@ void SpinLock::lock() {
   }
 }
 
-Background::Background(Group& group, HostChannel& main) : group_(group), main_(main) {
+Background::Background(Group& group, HostChannel& main, Bootstrap& bootstrap)
+    : group_(group), main_(main), bootstrap_(bootstrap) {
   const std::lock_guard lock(registry().mutex);
   registry().all.push_back(this);
 }
@@ -171,7 +172,13 @@ bool Background::prepare(Task& task) {
   Plans sketch(group_, main_, 1, /*has_no_data=*/true);
   const Plan& plan = sketch.find(request);
   task.bytes_ = plan.bytes;
-  if (plan.bytes == 0) return true;
+  if (plan.bytes == 0) {
+    // Nobody leaves before all have come: HostChannel::missing() counts on it.
+    std::vector<char> all(static_cast<std::size_t>(group_.size));
+    const char mine = 0;
+    bootstrap_.exchange(&mine, all.data(), 1);
+    return true;
+  }
   const Choice choice = sketch.choose(plan, Route::host);
   const Schedule& schedule = group_.schedule(request.collective, choice, request.root);
   const std::size_t longest = sketch.longest_chunk_of(plan, schedule.chunks);
@@ -217,6 +224,7 @@ void Background::start(Task& task) {
 }
 
 void Background::enqueue(Task& task, Lane& lane) {
+  task.lane_ = &lane;
   task.next_ = nullptr;
   task.error_.reset();
   task.is_under_way_.store(true, std::memory_order_relaxed);

@@ -68,7 +68,7 @@ class SpinLock {
 class Background {
  public:
   /// `main` is the communicator's channel for blocking calls.
-  Background(Group& group, HostChannel& main);
+  Background(Group& group, HostChannel& main, Bootstrap& bootstrap);
   ~Background();
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
@@ -127,6 +127,7 @@ class Background {
 
   Group& group_;
   HostChannel& main_;
+  Bootstrap& bootstrap_;
   SpinLock lock_;  // of everything below
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<Lane*> own_lanes_;  // of persistent tasks

@@ -172,7 +172,7 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
 /// All ranks come to the same answer, from the same cards. Nobody waits on a device for a rank that
 /// has not posted the call.
 Route Communicator::meet(Memory in, Memory out, bool is_first, const Request& request,
-                                       const Plan& plan) {
+                         const Plan& plan) {
   channel_->present({in, out, !is_first, uses_device_});
   const auto step = [&](int polls) {
     int absent = channel_->absent();
@@ -274,7 +274,7 @@ void Communicator::drive() {
 
 bool Communicator::open_background() {
   check_usable();
-  if (!background_) background_ = std::make_unique<Background>(group_, *channel_);
+  if (!background_) background_ = std::make_unique<Background>(group_, *channel_, *bootstrap_);
   return background_->open_lanes();
 }
 
@@ -330,7 +330,7 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request) {
       return missing < 0 ? kDone : missing;
     };
     if (step(1) != kDone) wait_slowly(step, [] { return 0; });
-    if (!background_) background_ = std::make_unique<Background>(group_, *channel_);
+    if (!background_) background_ = std::make_unique<Background>(group_, *channel_, *bootstrap_);
     if (!background_->prepare(*task)) {
       if (group_.rank == 0)
         log_once(Config::Log::warn,
