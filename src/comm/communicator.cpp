@@ -581,6 +581,7 @@ constexpr DeclineText kDeclineTexts[kDeclines] = {
     {"bad_argument", "arguments that the MPI has to judge"},
     {"spans_nodes", "ranks on several machines"},
     {"no_memory", "no shared memory"},
+    {"not_set_up", "nonblocking, before a blocking call"},
 };
 
 }  // namespace

@@ -32,8 +32,9 @@ enum class Decline : std::uint8_t {
   bad_argument,   ///< left to the MPI to report
   spans_nodes,    ///< the communicator's ranks are on several machines
   no_memory,      ///< no shared memory could be had
+  not_set_up,     ///< nonblocking, before the ranks had an occasion to meet
 };
-inline constexpr int kDeclines = 9;
+inline constexpr int kDeclines = 10;
 const char* name(Decline reason);  ///< "user_operator"
 const char* text(Decline reason);  ///< "user-defined operator"
 
@@ -88,10 +89,6 @@ class Communicator {
   void wait(Task& task);
   /// `task`, which prepare() made and which is not under way, ends here.
   void dismiss(std::unique_ptr<Task> task);
-
-  /// The bootstrap is about to become unusable: the program has freed its communicator, but
-  /// operations are still under way.
-  Bootstrap& bootstrap() { return *bootstrap_; }
 
  private:
   void run_checked(const Request& request);
