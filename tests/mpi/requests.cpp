@@ -551,7 +551,8 @@ void persistent_mixed() {
     }
     bag.add_null();
     bag.check_exhausted();
-    if (k % 3 != 0) bag.shuffle(static_cast<std::uint64_t>(k * 16 + rank));
+    // Another order on every rank, see persistent_order; Intel MPI needs the same.
+    if (k % 3 != 0) bag.shuffle(static_cast<std::uint64_t>(k * 16 + (is_intel() ? 0 : rank)));
     for (*round = 0; *round < 3; ++*round) {
       for (const auto& one : ours) one->fill(*round);
       bag.start_all();
@@ -611,22 +612,27 @@ long resident_kib() {
 /// Requests come and go, and no memory with them.
 void persistent_often() {
   const Dup comm;
-  const int starts = unless_crowded(100000, 3000);
+  constexpr int kStarts = 100000, kBatch = 1000;
+  const double end = MPI_Wtime() + 3;  // seconds: what an oversubscribed machine does in that time
   MPI_Request request;
   int in[4], out[4];
   MPI_Allreduce_init(in, out, 4, MPI_INT, MPI_SUM, comm, MPI_INFO_NULL, &request);
   long before = 0;
-  for (int i = 0; i < starts; ++i) {
-    if (i == starts / 5) before = resident_kib();
+  int goes_on = 1, starts = 0;
+  for (; goes_on; ++starts) {
     for (int k = 0; k < 4; ++k) {
-      in[k] = rank + i + k;
+      in[k] = rank + starts + k;
       out[k] = -1;
     }
     MPI_Start(&request);
     MPI_Wait(&request, MPI_STATUS_IGNORE);
     for (int k = 0; k < 4; ++k)
-      EXPECT(out[k] == size * (i + k) + size * (size - 1) / 2, "start %d: element %d is %d", i, k,
-             out[k]);
+      EXPECT(out[k] == size * (starts + k) + size * (size - 1) / 2, "start %d: element %d is %d",
+             starts, k, out[k]);
+    if (starts % kBatch != kBatch - 1) continue;
+    if (before == 0) before = resident_kib();
+    if (rank == 0) goes_on = starts + 1 < kStarts && MPI_Wtime() < end;
+    MPI_Bcast(&goes_on, 1, MPI_INT, 0, comm);
   }
   const long grown = resident_kib() - before;
   EXPECT(grown <= 4096, "%d starts: resident memory grew by %ld KiB", starts, grown);
@@ -646,52 +652,53 @@ void persistent_often() {
   }
 }
 
-/// Requests and communicators that are freed early.
-void persistent_freed() {
+/// What is freed while it runs completes all the same.
+void persistent_free_active() {
   std::vector<std::shared_ptr<Reduction>> kept;  // an operation may go on until the last barrier
-  {
-    const Dup comm;
-    for (int i = 0; i < 12; ++i) {
-      kept.push_back(reduction(comm, int_sum(i % 2 ? 20 : 50000)));
-      Reduction& one = *kept.back();
-      MPI_Request request;
-      one.init(&request);
-      one.fill(i);
-      MPI_Start(&request);
-      if (i % size == rank) {
-        MPI_Request_free(&request);
-        EXPECT(request == MPI_REQUEST_NULL, "%s", one.name().c_str());
-      } else {
-        finish_started(&request, i);
-        one.check();
-        MPI_Request_free(&request);
-      }
-      if (i % 3 == 0) MPI_Barrier(comm);
-    }
-    for (int i = 0; i < 3; ++i) MPI_Barrier(comm);
-  }
-  for (const int when : {0, 1, 2}) {  // before the first start, while it runs, after it
-    MPI_Comm comm;
-    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-    MPI_Request requests[2];
-    Reduction one(comm, int_sum(30)), two(comm, varied(2, size, 30000));
-    one.init(&requests[0]);
-    two.init(&requests[1]);
-    if (when == 0) MPI_Comm_free(&comm);
-    for (int round = 0; round < 3; ++round) {
-      one.fill(round);
-      two.fill(round);
-      MPI_Startall(2, requests);
-      if (when == 1 && round == 0) MPI_Comm_free(&comm);
-      finish_started(&requests[1], round);
-      finish_started(&requests[0], round);
-      if (when == 2 && round == 0) MPI_Comm_free(&comm);
+  const Dup comm;
+  for (int i = 0; i < 12; ++i) {
+    kept.push_back(reduction(comm, int_sum(i % 2 ? 20 : 50000)));
+    Reduction& one = *kept.back();
+    MPI_Request request;
+    one.init(&request);
+    one.fill(i);
+    MPI_Start(&request);
+    if (i % size != rank) {
+      finish_started(&request, i);
       one.check();
-      two.check();
     }
-    MPI_Request_free(&requests[0]);
-    MPI_Request_free(&requests[1]);
+    MPI_Request_free(&request);
+    EXPECT(request == MPI_REQUEST_NULL, "%s", one.name().c_str());
+    if (i % 3 == 0) MPI_Barrier(comm);
   }
+  for (int i = 0; i < 3; ++i) MPI_Barrier(comm);
+}
+
+/// The communicator is freed before the first start, while an operation runs, or after one.
+void persistent_comm_freed() {
+  for (const int count : {30, 30000})
+    for (const int when : {0, 1, 2}) {
+      MPI_Comm comm;
+      MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+      MPI_Request requests[2];
+      Reduction one(comm, int_sum(count)), two(comm, varied(2, size, count));
+      one.init(&requests[0]);
+      two.init(&requests[1]);
+      if (when == 0) MPI_Comm_free(&comm);
+      for (int round = 0; round < 3; ++round) {
+        one.fill(round);
+        two.fill(round);
+        MPI_Startall(2, requests);
+        if (when == 1 && round == 0) MPI_Comm_free(&comm);
+        finish_started(&requests[1], round);
+        finish_started(&requests[0], round);
+        if (when == 2 && round == 0) MPI_Comm_free(&comm);
+        one.check();
+        two.check();
+      }
+      MPI_Request_free(&requests[0]);
+      MPI_Request_free(&requests[1]);
+    }
 }
 
 #endif
@@ -879,26 +886,33 @@ void communicators() {
     all_forms_on(part);
     MPI_Comm_free(&part);
   }
-  for (int i = 0; i < 6; ++i) {  // freed while a reduction is pending, one of them unused before
-    MPI_Comm comm;
-    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-    if (i % 2) all_forms_on(comm);
-    Reduction pending(comm, varied(i, size, i < 3 ? 40 : 100000));
-    pending.fill(i);
-    MPI_Request request;
-    pending.post(&request);
-    MPI_Comm_free(&comm);
-    finish(&request, i);
-    pending.check();
-  }
   user_defined(dup);
   intercommunicator();
   all_forms_on(dup);
 }
 
+/// The communicator is freed while a reduction is pending.
+void pending_comm_freed() {
+  for (int i = 0; i < 16; ++i) {
+    MPI_Comm comm;
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    if (i % 2) all_forms_on(comm);  // the others' first use is their last
+    Reduction pending(comm, varied(i, size, i < 8 ? 40 : 100000));
+    pending.fill(i);
+    MPI_Request request;
+    pending.post(&request);
+    MPI_Comm_free(&comm);
+    EXPECT(comm == MPI_COMM_NULL, "not freed");
+    if (i % 3 == 0) Dup();  // a handle that is used again
+    finish(&request, i);
+    pending.check();
+  }
+}
+
 // ------------------------------------------------------------------------------------------ errors
 
-/// What all MPIs find wrong. All ranks are wrong alike. MPIs do not agree on the class.
+/// What all MPIs find wrong. All ranks are wrong alike. They do not agree on the class,
+/// and MPICH 5.0.2 has assertions instead for null types.
 void errors() {
   MPI_Comm comm;  // not used after an error: some MPIs find it when they have begun
   int in[64] = {}, out[64] = {};
@@ -914,9 +928,6 @@ void errors() {
   };
   expect("Iallreduce, count",
          [&] { return MPI_Iallreduce(in, out, -1, MPI_INT, MPI_SUM, comm, &request); });
-  expect("Iallreduce, type", [&] {
-    return MPI_Iallreduce(in, out, 1, MPI_DATATYPE_NULL, MPI_SUM, comm, &request);
-  });
   expect("Iallreduce, op",
          [&] { return MPI_Iallreduce(in, out, 1, MPI_INT, MPI_OP_NULL, comm, &request); });
   expect("Ireduce, count",
@@ -932,10 +943,6 @@ void errors() {
 #if HAS_PERSISTENT_REDUCTIONS
   expect("Allreduce_init, count", [&] {
     return MPI_Allreduce_init(in, out, -1, MPI_INT, MPI_SUM, comm, MPI_INFO_NULL, &request);
-  });
-  expect("Allreduce_init, type", [&] {
-    return MPI_Allreduce_init(in, out, 1, MPI_DATATYPE_NULL, MPI_SUM, comm, MPI_INFO_NULL,
-                              &request);
   });
   expect("Allreduce_init, op", [&] {
     return MPI_Allreduce_init(in, out, 1, MPI_INT, MPI_OP_NULL, comm, MPI_INFO_NULL, &request);
@@ -964,6 +971,7 @@ void errors() {
 struct Section {
   const char* name;
   void (*run)();
+  bool (*is_faulty)() = nullptr;  ///< this MPI by itself fails: only run when named
 };
 constexpr Section kSections[] = {
     {"first", first},
@@ -977,12 +985,18 @@ constexpr Section kSections[] = {
 #if HAS_PERSISTENT_REDUCTIONS
     {"persistent", persistent},
     {"persistent-mixed", persistent_mixed},
-    {"persistent-order", persistent_order},
+    // Intel MPI 2021.18 matches in the order of the starts: wrong results.
+    {"persistent-order", persistent_order, is_intel},
     {"persistent-often", persistent_often},
-    {"persistent-freed", persistent_freed},
+    // MPICH 5.0.2, Intel MPI 2021.18: crash in a later call. Open MPI 5.0: MPI_ERR_REQUEST.
+    {"persistent-free-active", persistent_free_active, [] { return true; }},
+    // Open MPI 5.0: libnbc goes on to use the communicator that is no more, and crashes.
+    {"persistent-comm-freed", persistent_comm_freed, is_open_mpi},
 #endif
     {"threads", threads},
     {"communicators", communicators},
+    // Open MPI 5.0: libnbc goes on to use the communicator that is no more, and crashes.
+    {"pending-comm-freed", pending_comm_freed, is_open_mpi},
     {"errors", errors},
 };
 
@@ -1001,8 +1015,8 @@ void hangs(int) {
 
 int main(int argc, char** argv) {
   const std::vector<std::string_view> wanted(argv + 1, argv + argc);
-  const auto is_wanted = [&](std::string_view name) {
-    return wanted.empty() || std::find(wanted.begin(), wanted.end(), name) != wanted.end();
+  const auto is_named = [&](std::string_view name) {
+    return std::find(wanted.begin(), wanted.end(), name) != wanted.end();
   };
   for (const std::string_view name : wanted)
     if (std::none_of(std::begin(kSections), std::end(kSections),
@@ -1013,13 +1027,17 @@ int main(int argc, char** argv) {
   std::signal(SIGALRM, hangs);
   alarm(kPatience);
   int provided;
-  MPI_Init_thread(&argc, &argv, is_wanted("threads") ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE,
+  MPI_Init_thread(&argc, &argv, wanted.empty() || is_named("threads") ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE,
                   &provided);
   rank = world_rank();
   size = world_size();
   bool is_first = true;
   for (const Section& one : kSections) {
-    if (!is_wanted(one.name)) continue;
+    if (!wanted.empty() && !is_named(one.name)) continue;
+    if (wanted.empty() && one.is_faulty != nullptr && one.is_faulty()) {
+      if (rank == 0) std::printf("requests: this MPI fails in %s by itself\n", one.name);
+      continue;
+    }
     if (!is_first) MPI_Barrier(MPI_COMM_WORLD);
     is_first = false;
     section = one.name;
