@@ -108,6 +108,13 @@ Handle* find_active(MPI_Request request) {
   return handle && handle->is_active ? handle : nullptr;
 }
 
+/// What the MPI says of tokens in statuses is not always right.
+void set_empty_where_ours(int count, const MPI_Request* requests, MPI_Status* statuses) {
+  if (statuses == MPI_STATUSES_IGNORE) return;
+  for (int i = 0; i < count; ++i)
+    if (find(requests[i])) set_empty(statuses + i);
+}
+
 /// The end of an operation is reported to the program.
 void report(Handle& handle, MPI_Request& request, MPI_Status* status) {
   handle.is_active = false;
@@ -181,6 +188,43 @@ bool look_at(int count, const MPI_Request* requests, Done&& done) {
       are_any_pending = true;
   }
   return are_any_pending;
+}
+
+/// A list for the MPI without ours. (Intel MPI 2021.18 takes tokens in a list for requests that
+/// have come to their end, and gets statuses wrong.)
+class Others {
+ public:
+  Others(int count, MPI_Request* requests) : count_(count), requests_(requests) {
+    if (!are_any_ours(count, requests)) return;
+    copy_.assign(requests, requests + count);
+    for (MPI_Request& request : copy_)
+      if (find(request)) request = MPI_REQUEST_NULL;
+  }
+  ~Others() {
+    for (int i = 0; i < static_cast<int>(copy_.size()) && i < count_; ++i)
+      if (const MPI_Request now = copy_[static_cast<std::size_t>(i)];
+          !find(requests_[i]) && requests_[i] != now)
+        requests_[i] = now;
+  }
+  Others(const Others&) = delete;
+  Others& operator=(const Others&) = delete;
+  MPI_Request* get() { return copy_.empty() ? requests_ : copy_.data(); }
+
+ private:
+  int count_;
+  MPI_Request* requests_;
+  std::vector<MPI_Request> copy_;
+};
+
+/// With statuses, wanted or not: without them, MPICH 5.0.2 and Intel MPI 2021.18 leave persistent
+/// requests of lists of more than 64 active when they report them.
+int test_all_others(int count, MPI_Request* requests, int* flag, MPI_Status* statuses) {
+  std::vector<MPI_Status> unwanted;
+  if (statuses == MPI_STATUSES_IGNORE && count > 64) {
+    unwanted.resize(static_cast<std::size_t>(count));
+    statuses = unwanted.data();
+  }
+  return library().Testall(count, requests, flag, statuses);
 }
 
 int wait_for_all_of_ours(int count, MPI_Request* requests, MPI_Status* statuses) {
@@ -273,10 +317,15 @@ int start_all(int count, MPI_Request* requests) {
 // end
 
 int test(MPI_Request* request, int* flag, MPI_Status* status) {
-  Handle* const handle = request ? find_active(*request) : nullptr;
+  Handle* const handle = request ? find(*request) : nullptr;
   if (!handle) {
     Background::progress_all();
     return library().Test(request, flag, status);
+  }
+  *flag = 1;
+  if (!handle->is_active) {
+    set_empty(status);
+    return MPI_SUCCESS;
   }
   bool is_done = false;
   const int result = test_ours(*handle, *request, status, is_done);
@@ -285,8 +334,11 @@ int test(MPI_Request* request, int* flag, MPI_Status* status) {
 }
 
 int wait(MPI_Request* request, MPI_Status* status) {
-  if (Handle* const handle = request ? find_active(*request) : nullptr)
-    return wait_for_ours(*handle, *request, status);
+  if (Handle* const handle = request ? find(*request) : nullptr) {
+    if (handle->is_active) return wait_for_ours(*handle, *request, status);
+    set_empty(status);
+    return MPI_SUCCESS;
+  }
   if (!Background::is_any_under_way()) return library().Wait(request, status);
   return wait_until([&](int& flag) { return library().Test(request, &flag, status); });
 }
@@ -298,19 +350,24 @@ int test_all(int count, MPI_Request* requests, int* flag, MPI_Status* statuses) 
     keep_mpi_alive();
     return MPI_SUCCESS;
   }
-  const int status = library().Testall(count, requests, flag, statuses);
+  const int status = test_all_others(count, Others(count, requests).get(), flag, statuses);
   if (status != MPI_SUCCESS || !*flag) return status;
+  set_empty_where_ours(count, requests, statuses);
   return wait_for_all_of_ours(count, requests, statuses);
 }
 
 int wait_all(int count, MPI_Request* requests, MPI_Status* statuses) {
   if (const int status = wait_for_all_of_ours(count, requests, statuses); status != MPI_SUCCESS)
     return status;
-  // Where ours stood there are now none, or inactive ones.
-  if (!Background::is_any_under_way())
-    return library().call(Entry::Waitall, static_cast<Word>(count), to_word(requests),
-                          to_word(statuses));
-  return wait_until([&](int& flag) { return library().Testall(count, requests, &flag, statuses); });
+  Others others(count, requests);
+  const int status = Background::is_any_under_way()
+                         ? wait_until([&](int& flag) {
+                             return test_all_others(count, others.get(), &flag, statuses);
+                           })
+                         : library().call(Entry::Waitall, static_cast<Word>(count),
+                                          to_word(others.get()), to_word(statuses));
+  if (status == MPI_SUCCESS) set_empty_where_ours(count, requests, statuses);
+  return status;
 }
 
 int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status* status) {
@@ -323,9 +380,13 @@ int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status
     *index = first;
     return wait_for_ours(*find(requests[first]), requests[first], status);
   }
-  const int result = library().Testany(count, requests, index, flag, status);
-  // What the MPI takes for a list without active requests has some of ours.
-  if (result == MPI_SUCCESS && are_any_pending && *flag && *index == MPI_UNDEFINED) *flag = 0;
+  const int result = library().Testany(count, Others(count, requests).get(), index, flag, status);
+  if (result == MPI_SUCCESS && *flag && *index == MPI_UNDEFINED) {
+    if (are_any_pending)
+      *flag = 0;  // what the MPI takes for a list without active requests has some of ours
+    else
+      set_empty(status);
+  }
   return result;
 }
 
@@ -336,7 +397,8 @@ int wait_any(int count, MPI_Request* requests, int* index, MPI_Status* status) {
 }
 
 int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses) {
-  const int status = library().Testsome(count, requests, done, indices, statuses);
+  const int status =
+      library().Testsome(count, Others(count, requests).get(), done, indices, statuses);
   if (status != MPI_SUCCESS) return status;
   int result = MPI_SUCCESS, ours = 0;
   const int others = *done == MPI_UNDEFINED ? 0 : *done;
@@ -384,9 +446,9 @@ int cancel(MPI_Request* request) {
 }
 
 int get_status(MPI_Request request, int* flag, MPI_Status* status) {
-  Handle* const handle = find_active(request);
+  Handle* const handle = find(request);
   if (!handle) return library().Request_get_status(request, flag, status);
-  *flag = handle->task().is_done();
+  *flag = !handle->is_active || handle->task().is_done();
   if (!*flag) {
     Background::progress_all();
     keep_mpi_alive();
@@ -416,7 +478,8 @@ int get_status_any(int count, const MPI_Request* requests, int* index, int* flag
     return MPI_SUCCESS;
   }
   const int result =
-      library().call(Entry::Request_get_status_any, static_cast<Word>(count), to_word(requests),
+      library().call(Entry::Request_get_status_any, static_cast<Word>(count),
+                     to_word(Others(count, const_cast<MPI_Request*>(requests)).get()),  // NOLINT
                      to_word(index), to_word(flag), to_word(status));
   if (result == MPI_SUCCESS && are_any_pending && *flag && *index == MPI_UNDEFINED) *flag = 0;
   return result;
@@ -425,7 +488,8 @@ int get_status_any(int count, const MPI_Request* requests, int* index, int* flag
 int get_status_some(int count, const MPI_Request* requests, int* done, int* indices,
                     MPI_Status* statuses) {
   const int status =
-      library().call(Entry::Request_get_status_some, static_cast<Word>(count), to_word(requests),
+      library().call(Entry::Request_get_status_some, static_cast<Word>(count),
+                     to_word(Others(count, const_cast<MPI_Request*>(requests)).get()),  // NOLINT
                      to_word(done), to_word(indices), to_word(statuses));
   if (status != MPI_SUCCESS) return status;
   int ours = 0;
