@@ -58,15 +58,16 @@ void for_all_cases(const std::vector<int>& counts, Each each) {
             Case what;
             what.collective = collective;
             what.kind = kind;
-            what.count =
-                collective == Collective::reduce_scatter_block && count > 1000 ? count / size
-                                                                               : count;
+            what.count = collective == Collective::reduce_scatter_block && count > 1000
+                             ? count / size
+                             : count;
             what.in_place = in_place;
             if (collective == Collective::reduce) what.root = variant;
             if (collective == Collective::reduce_scatter) what.spread = variant;
             what.large = choose(3) == 0;
-            // MPICH 5.0.2, from 512 KiB on: the copy to the begin of the buffer may overlap, and ends
-            // in an assertion ("memcpy argument memory ranges overlap"), also in blocking calls.
+            // MPICH 5.0.2, from 512 KiB on: the copy to the begin of the buffer may overlap, and
+            // ends in an assertion ("memcpy argument memory ranges overlap"), also in blocking
+            // calls.
             if (is_bare_mpich && in_place && what.spread != 0 && count >= 30000) continue;
             each(what);
           }
@@ -78,7 +79,8 @@ void for_all_cases(const std::vector<int>& counts, Each each) {
 /// What a rank sends in a message.
 void write_message(std::vector<unsigned char>& data, int sender, int tag, int round) {
   for (std::size_t i = 0; i < data.size(); ++i)
-    data[i] = static_cast<unsigned char>(i * 7 + static_cast<std::size_t>(sender * 13 + tag + round));
+    data[i] =
+        static_cast<unsigned char>(i * 7 + static_cast<std::size_t>(sender * 13 + tag + round));
 }
 
 struct Message {
@@ -187,9 +189,8 @@ void many_at_once(MPI_Comm comm, int n, How how, bool with_foreign, int seed) {
     if (!with_foreign) continue;
     if (i == n / 3) {
       MPI_Ibcast(value.get(), 1, MPI_INT, 0, comm, &request);
-      bag.add(request, true, false, [value, seed](const MPI_Status*) {
-        EXPECT(*value == 4711 + seed, "%d", *value);
-      });
+      bag.add(request, true, false,
+              [value, seed](const MPI_Status*) { EXPECT(*value == 4711 + seed, "%d", *value); });
     }
     if (i == n / 2) {
       MPI_Ibarrier(comm, &request);
@@ -580,8 +581,7 @@ void persistent_order() {
     for (int round = 0; round < 3; ++round) {
       for (const auto& one : all) one->fill(round);
       const auto begin = static_cast<std::size_t>(n * rank / size + round);  // rotated
-      for (std::size_t i = 0; i < all.size(); ++i)
-        MPI_Start(&requests[(begin + i) % all.size()]);
+      for (std::size_t i = 0; i < all.size(); ++i) MPI_Start(&requests[(begin + i) % all.size()]);
       if ((rank + round) % 2 == 0) {
         MPI_Waitall(n, requests.data(), MPI_STATUSES_IGNORE);
       } else {
@@ -763,8 +763,7 @@ void all_forms_on(MPI_Comm comm) {
     all.push_back(reduction(comm, varied(i, ranks, 2000)));
     all.back()->fill(i);
     all.back()->post(&request);
-    bag.add(request, true, false,
-            [one = all.back()](const MPI_Status*) { one->check(); });
+    bag.add(request, true, false, [one = all.back()](const MPI_Status*) { one->check(); });
   }
   bag.complete(static_cast<How>(choose(kHows)), true);
   bag.free_all();
@@ -1012,8 +1011,8 @@ constexpr Section kSections[] = {
 constexpr unsigned kPatience = 100;  // seconds
 void hangs(int) {
   char text[200];
-  const int length = std::snprintf(text, sizeof text, "requests: rank %d of %d hangs in section %s\n",
-                                   rank, size, section);
+  const int length = std::snprintf(
+      text, sizeof text, "requests: rank %d of %d hangs in section %s\n", rank, size, section);
   if (write(STDERR_FILENO, text, static_cast<std::size_t>(length)) < 0) _exit(2);
   sleep(1);  // for the others to say so too
   _exit(1);
@@ -1035,7 +1034,8 @@ int main(int argc, char** argv) {
   std::signal(SIGALRM, hangs);
   alarm(kPatience);
   int provided;
-  MPI_Init_thread(&argc, &argv, wanted.empty() || is_named("threads") ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE,
+  MPI_Init_thread(&argc, &argv,
+                  wanted.empty() || is_named("threads") ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE,
                   &provided);
   rank = world_rank();
   size = world_size();
