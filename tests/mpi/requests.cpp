@@ -44,6 +44,7 @@ Case int_sum(int count) {
 /// Calls each(case) for collective x kind x count x in place x root or division of the vector.
 template <class Each>
 void for_all_cases(const std::vector<int>& counts, Each each) {
+  const bool is_bare_mpich = is_mpich() && !is_intel();
   for (const Collective collective : kCollectives)
     for (int kind = 0; kind < static_cast<int>(kinds().size()); ++kind)
       for (const int count : counts)
@@ -57,13 +58,17 @@ void for_all_cases(const std::vector<int>& counts, Each each) {
             Case what;
             what.collective = collective;
             what.kind = kind;
-            what.count =
-                collective == Collective::reduce_scatter_block && count > 1000 ? count / size
-                                                                               : count;
+            what.count = collective == Collective::reduce_scatter_block && count > 1000
+                             ? count / size
+                             : count;
             what.in_place = in_place;
             if (collective == Collective::reduce) what.root = variant;
             if (collective == Collective::reduce_scatter) what.spread = variant;
             what.large = choose(3) == 0;
+            // MPICH 5.0.2, from 512 KiB on: the copy to the begin of the buffer may overlap, and
+            // ends in an assertion ("memcpy argument memory ranges overlap"), also in blocking
+            // calls.
+            if (is_bare_mpich && in_place && what.spread != 0 && count >= 30000) continue;
             each(what);
           }
         }
@@ -74,7 +79,8 @@ void for_all_cases(const std::vector<int>& counts, Each each) {
 /// What a rank sends in a message.
 void write_message(std::vector<unsigned char>& data, int sender, int tag, int round) {
   for (std::size_t i = 0; i < data.size(); ++i)
-    data[i] = static_cast<unsigned char>(i * 7 + static_cast<std::size_t>(sender * 13 + tag + round));
+    data[i] =
+        static_cast<unsigned char>(i * 7 + static_cast<std::size_t>(sender * 13 + tag + round));
 }
 
 struct Message {
@@ -183,9 +189,8 @@ void many_at_once(MPI_Comm comm, int n, How how, bool with_foreign, int seed) {
     if (!with_foreign) continue;
     if (i == n / 3) {
       MPI_Ibcast(value.get(), 1, MPI_INT, 0, comm, &request);
-      bag.add(request, true, false, [value, seed](const MPI_Status*) {
-        EXPECT(*value == 4711 + seed, "%d", *value);
-      });
+      bag.add(request, true, false,
+              [value, seed](const MPI_Status*) { EXPECT(*value == 4711 + seed, "%d", *value); });
     }
     if (i == n / 2) {
       MPI_Ibarrier(comm, &request);
@@ -576,8 +581,7 @@ void persistent_order() {
     for (int round = 0; round < 3; ++round) {
       for (const auto& one : all) one->fill(round);
       const auto begin = static_cast<std::size_t>(n * rank / size + round);  // rotated
-      for (std::size_t i = 0; i < all.size(); ++i)
-        MPI_Start(&requests[(begin + i) % all.size()]);
+      for (std::size_t i = 0; i < all.size(); ++i) MPI_Start(&requests[(begin + i) % all.size()]);
       if ((rank + round) % 2 == 0) {
         MPI_Waitall(n, requests.data(), MPI_STATUSES_IGNORE);
       } else {
@@ -759,8 +763,7 @@ void all_forms_on(MPI_Comm comm) {
     all.push_back(reduction(comm, varied(i, ranks, 2000)));
     all.back()->fill(i);
     all.back()->post(&request);
-    bag.add(request, true, false,
-            [one = all.back()](const MPI_Status*) { one->check(); });
+    bag.add(request, true, false, [one = all.back()](const MPI_Status*) { one->check(); });
   }
   bag.complete(static_cast<How>(choose(kHows)), true);
   bag.free_all();
@@ -897,7 +900,7 @@ void pending_comm_freed() {
     MPI_Comm comm;
     MPI_Comm_dup(MPI_COMM_WORLD, &comm);
     if (i % 2) all_forms_on(comm);  // the others' first use is their last
-    Reduction pending(comm, varied(i, size, i < 8 ? 40 : 100000));
+    Reduction pending(comm, varied(i, size, i < 8 ? 40 : 30000));
     pending.fill(i);
     MPI_Request request;
     pending.post(&request);
@@ -911,54 +914,58 @@ void pending_comm_freed() {
 
 // ------------------------------------------------------------------------------------------ errors
 
-/// What all MPIs find wrong. All ranks are wrong alike. They do not agree on the class,
-/// and MPICH 5.0.2 has assertions instead for null types.
+/// What all MPIs find wrong. All ranks are wrong alike.
 void errors() {
   MPI_Comm comm;  // not used after an error: some MPIs find it when they have begun
   int in[64] = {}, out[64] = {};
-  const std::vector<int> counts(static_cast<std::size_t>(size), -1);
+  const std::vector<int> negative(static_cast<std::size_t>(size), -1);
   MPI_Request request;
-  const auto expect = [&](const char* what, auto call) {
+  const bool is_bare_mpich = is_mpich() && !is_intel();
+  const auto expect = [&](int error, const char* what, auto call) {
+    // MPICH 5.0.2 does not look at a single count. Some ranks together fail to allocate as much,
+    // one alone copies to the end of its memory.
+    if (is_bare_mpich && error == MPI_ERR_COUNT && size == 1) return;
     MPI_Comm_dup(MPI_COMM_WORLD, &comm);
     MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
     request = MPI_REQUEST_NULL;
-    const int status = call();
-    EXPECT(status != MPI_SUCCESS && error_class(status) != MPI_SUCCESS, "%s: no error", what);
+    const int seen = error_class(call());
+    EXPECT(seen == error || (is_bare_mpich && error == MPI_ERR_COUNT && seen == MPI_ERR_OTHER),
+           "%s: error class %d, expected %d", what, seen, error);
     MPI_Comm_free(&comm);
   };
-  expect("Iallreduce, count",
+  expect(MPI_ERR_COUNT, "MPI_Iallreduce",
          [&] { return MPI_Iallreduce(in, out, -1, MPI_INT, MPI_SUM, comm, &request); });
-  expect("Iallreduce, op",
+  expect(MPI_ERR_OP, "MPI_Iallreduce",
          [&] { return MPI_Iallreduce(in, out, 1, MPI_INT, MPI_OP_NULL, comm, &request); });
-  expect("Ireduce, count",
+  expect(MPI_ERR_COUNT, "MPI_Ireduce",
          [&] { return MPI_Ireduce(in, out, -1, MPI_INT, MPI_SUM, 0, comm, &request); });
   for (const int root : {size, -7})
-    expect("Ireduce, root",
+    expect(MPI_ERR_ROOT, "MPI_Ireduce",
            [&] { return MPI_Ireduce(in, out, 1, MPI_INT, MPI_SUM, root, comm, &request); });
-  expect("Ireduce_scatter, counts", [&] {
-    return MPI_Ireduce_scatter(in, out, counts.data(), MPI_INT, MPI_SUM, comm, &request);
+  expect(MPI_ERR_COUNT, "MPI_Ireduce_scatter", [&] {
+    return MPI_Ireduce_scatter(in, out, negative.data(), MPI_INT, MPI_SUM, comm, &request);
   });
-  expect("Ireduce_scatter_block, count",
+  expect(MPI_ERR_COUNT, "MPI_Ireduce_scatter_block",
          [&] { return MPI_Ireduce_scatter_block(in, out, -1, MPI_INT, MPI_SUM, comm, &request); });
 #if HAS_PERSISTENT_REDUCTIONS
-  expect("Allreduce_init, count", [&] {
+  expect(MPI_ERR_COUNT, "MPI_Allreduce_init", [&] {
     return MPI_Allreduce_init(in, out, -1, MPI_INT, MPI_SUM, comm, MPI_INFO_NULL, &request);
   });
-  expect("Allreduce_init, op", [&] {
+  expect(MPI_ERR_OP, "MPI_Allreduce_init", [&] {
     return MPI_Allreduce_init(in, out, 1, MPI_INT, MPI_OP_NULL, comm, MPI_INFO_NULL, &request);
   });
-  expect("Reduce_init, count", [&] {
+  expect(MPI_ERR_COUNT, "MPI_Reduce_init", [&] {
     return MPI_Reduce_init(in, out, -1, MPI_INT, MPI_SUM, 0, comm, MPI_INFO_NULL, &request);
   });
   for (const int root : {size, -7})
-    expect("Reduce_init, root", [&] {
+    expect(MPI_ERR_ROOT, "MPI_Reduce_init", [&] {
       return MPI_Reduce_init(in, out, 1, MPI_INT, MPI_SUM, root, comm, MPI_INFO_NULL, &request);
     });
-  expect("Reduce_scatter_init, counts", [&] {
-    return MPI_Reduce_scatter_init(in, out, counts.data(), MPI_INT, MPI_SUM, comm, MPI_INFO_NULL,
+  expect(MPI_ERR_COUNT, "MPI_Reduce_scatter_init", [&] {
+    return MPI_Reduce_scatter_init(in, out, negative.data(), MPI_INT, MPI_SUM, comm, MPI_INFO_NULL,
                                    &request);
   });
-  expect("Reduce_scatter_block_init, count", [&] {
+  expect(MPI_ERR_COUNT, "MPI_Reduce_scatter_block_init", [&] {
     return MPI_Reduce_scatter_block_init(in, out, -1, MPI_INT, MPI_SUM, comm, MPI_INFO_NULL,
                                          &request);
   });
@@ -1004,8 +1011,8 @@ constexpr Section kSections[] = {
 constexpr unsigned kPatience = 100;  // seconds
 void hangs(int) {
   char text[200];
-  const int length = std::snprintf(text, sizeof text, "requests: rank %d of %d hangs in section %s\n",
-                                   rank, size, section);
+  const int length = std::snprintf(
+      text, sizeof text, "requests: rank %d of %d hangs in section %s\n", rank, size, section);
   if (write(STDERR_FILENO, text, static_cast<std::size_t>(length)) < 0) _exit(2);
   sleep(1);  // for the others to say so too
   _exit(1);
@@ -1027,7 +1034,8 @@ int main(int argc, char** argv) {
   std::signal(SIGALRM, hangs);
   alarm(kPatience);
   int provided;
-  MPI_Init_thread(&argc, &argv, wanted.empty() || is_named("threads") ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE,
+  MPI_Init_thread(&argc, &argv,
+                  wanted.empty() || is_named("threads") ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE,
                   &provided);
   rank = world_rank();
   size = world_size();

@@ -13,7 +13,17 @@
 
 #include "requests_reduction.hpp"
 
-enum class How { in_order, reverse, test_each, waitall, testall, waitany, waitsome, testany, testsome };
+enum class How {
+  in_order,
+  reverse,
+  test_each,
+  waitall,
+  testall,
+  waitany,
+  waitsome,
+  testany,
+  testsome
+};
 constexpr int kHows = 9;
 
 constexpr int kErrorCanary = -77;
@@ -156,7 +166,8 @@ class Bag {
     status = fresh_status();
     MPI_Testany(count(), requests_.data(), &index, &flag, &status);
     EXPECT(flag != 0 && index == MPI_UNDEFINED, "MPI_Testany: flag %d, index %d", flag, index);
-    check_empty(status);
+    // MPICH 4.0.2 leaves the status as it was.
+    if (!is_mpich() || !library_is("4.0.2")) check_empty(status);
     MPI_Waitsome(count(), requests_.data(), &outcount, indices_.data(), statuses_.data());
     EXPECT(outcount == MPI_UNDEFINED, "MPI_Waitsome: outcount %d", outcount);
     outcount = -5;
@@ -242,7 +253,7 @@ class Bag {
   }
   void expect_unchanged(std::size_t i) {
     EXPECT(requests_[i] == (items_[i].is_active || items_[i].is_persistent ? items_[i].handle
-                                                                            : MPI_REQUEST_NULL),
+                                                                           : MPI_REQUEST_NULL),
            "handle of request %zu of %zu", i, items_.size());
   }
 

@@ -14,8 +14,11 @@
 
 #include "check.hpp"
 
-// Debian's Open MPI 4 lacks them; Open MPI 5 has them, and calls itself MPI 3.1.
-#if MPI_VERSION >= 4 || (defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION >= 5)
+// Open MPI 4 lacks them; Open MPI 5 has them, and calls itself MPI 3.1. Those of MPICH 4.0.2 are not
+// to be used: MPI_Test of an inactive one gives flag 0.
+#if defined(MPICH_NUMVERSION) && MPICH_NUMVERSION < 40100000
+#define HAS_PERSISTENT_REDUCTIONS 0
+#elif MPI_VERSION >= 4 || (defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION >= 5)
 #define HAS_PERSISTENT_REDUCTIONS 1
 #else
 #define HAS_PERSISTENT_REDUCTIONS 0
@@ -34,12 +37,12 @@ inline const char* volatile section = "start";
 inline std::atomic<long> checks{0};
 
 /// As CHECK, naming section and rank.
-#define EXPECT(condition, format, ...)                                                        \
-  do {                                                                                        \
-    ++checks;                                                                                 \
-    if (!(condition))                                                                         \
+#define EXPECT(condition, format, ...)                                                          \
+  do {                                                                                          \
+    ++checks;                                                                                   \
+    if (!(condition))                                                                           \
       fail(__FILE__, __LINE__, "section %s, rank %d of %d: not so: %s: " format, section, rank, \
-           size, #condition __VA_OPT__(, ) __VA_ARGS__);                                      \
+           size, #condition __VA_OPT__(, ) __VA_ARGS__);                                        \
   } while (false)
 
 inline unsigned scramble(std::uint64_t x) {
@@ -211,8 +214,7 @@ class Reduction {
     std::memset(out_.data(), kPoison, out_.size());
     unsigned char* to = in_place_ ? out_.data() : in_.data();
     const int distinct = std::min(total_, kPeriod);
-    for (int i = 0; i < distinct; ++i)
-      kind_.put(to + bytes(i), me_, i, round);
+    for (int i = 0; i < distinct; ++i) kind_.put(to + bytes(i), me_, i, round);
     for (int done = distinct; done < total_; done += std::min(distinct, total_ - done))
       std::memcpy(to + bytes(done), to, bytes(std::min(distinct, total_ - done)));
   }
@@ -223,8 +225,8 @@ class Reduction {
       case Collective::allreduce:
         return FORM(what_.large, MPI_Allreduce, in, out, what_.count, kind_.type, kind_.op, comm_);
       case Collective::reduce:
-        return FORM(what_.large, MPI_Reduce, in, out, what_.count, kind_.type, kind_.op,
-                    what_.root, comm_);
+        return FORM(what_.large, MPI_Reduce, in, out, what_.count, kind_.type, kind_.op, what_.root,
+                    comm_);
       case Collective::reduce_scatter:
 #if MPI_VERSION >= 4
         if (what_.large)
@@ -249,8 +251,7 @@ class Reduction {
       case Collective::reduce_scatter:
 #if MPI_VERSION >= 4
         if (what_.large)
-          return MPI_Ireduce_scatter_c(in, out, large_counts, kind_.type, kind_.op, comm_,
-                                       request);
+          return MPI_Ireduce_scatter_c(in, out, large_counts, kind_.type, kind_.op, comm_, request);
 #endif
         return MPI_Ireduce_scatter(in, out, counts, kind_.type, kind_.op, comm_, request);
       default:
@@ -312,9 +313,9 @@ class Reduction {
     for (int i = 0; i < total_; ++i) {
       if (i < kPeriod) kind_.put(one.data(), me_, i, round_);
       // Later ones repeat the first ones, which have been looked at by then.
-      const bool is_same = i < kPeriod ? kind_.same(in_.data() + bytes(i), one.data())
-                                       : kind_.same(in_.data() + bytes(i),
-                                                    in_.data() + bytes(i - kPeriod));
+      const bool is_same = i < kPeriod
+                               ? kind_.same(in_.data() + bytes(i), one.data())
+                               : kind_.same(in_.data() + bytes(i), in_.data() + bytes(i - kPeriod));
       if (!is_same)
         EXPECT(false, "%s: round %d: element %d of the input was written", name().c_str(), round_,
                i);
