@@ -27,7 +27,7 @@ struct Lane {
       : channel(std::move(its_channel)), plans(group, *channel, rows, /*has_no_data=*/true) {}
 };
 
-std::atomic<int> Background::tasks_under_way{0};
+std::atomic<int> Background::count{0};
 
 namespace {
 
@@ -57,15 +57,25 @@ std::atomic<std::uint64_t> looks{0};
 class Helper {
  public:
   /// `is_eager`: it does not wait until nobody else looks.
-  static void need(bool is_eager) {
+  static Helper& get(bool is_eager) {
     static Helper& helper = *new Helper(is_eager);
-    if (helper.is_asleep_.load()) helper.wake();
+    return helper;
+  }
+
+  /// There is a task. Without this call it finds out by itself, later.
+  void wake() {
+    // Either we see that it sleeps, or it sees the task.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!is_asleep_.load(std::memory_order_relaxed)) return;
+    const std::lock_guard lock(mutex_);
+    wake_.notify_one();
   }
 
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr auto kTick = std::chrono::milliseconds(1);
-  static constexpr int kIdleTicks = 20;  // before it sleeps until there is something to do
+  static constexpr auto kLongTick = std::chrono::milliseconds(20);
+  static constexpr int kIdleTicks = 20;  // before they become longer
 
   explicit Helper(bool is_eager) : is_eager_(is_eager) {
     // Signals are for the program's own threads.
@@ -76,30 +86,22 @@ class Helper {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  void wake() {
-    const std::lock_guard lock(mutex_);
-    wake_.notify_one();
-  }
-
   void sleep() {
     std::unique_lock lock(mutex_);
-    // Sequentially consistent, as enqueue()'s count and need()'s look are: either this sees the
-    // new task, or need() sees that we sleep.
-    is_asleep_.store(true);
-    wake_.wait(lock, [] { return Background::is_any_under_way(); });
-    is_asleep_.store(false);
+    is_asleep_.store(true, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!Background::is_any_under_way()) wake_.wait_for(lock, kLongTick);
+    is_asleep_.store(false, std::memory_order_relaxed);
   }
 
   void run() {
     int idle = 0;
     for (std::uint64_t seen = 0;;) {
       if (!Background::is_any_under_way()) {
-        if (++idle > kIdleTicks || is_eager_) {
+        if (++idle > kIdleTicks || is_eager_)
           sleep();
-          idle = 0;
-        } else {
+        else
           std::this_thread::sleep_for(kTick);
-        }
         continue;
       }
       idle = 0;
@@ -142,12 +144,14 @@ Background::Background(Group& group, HostChannel& main, Bootstrap& bootstrap)
     : group_(group), main_(main), bootstrap_(bootstrap) {
   const std::lock_guard lock(registry().mutex);
   registry().all.push_back(this);
+  count.fetch_add(1);
 }
 
 Background::~Background() {
   {
     const std::lock_guard lock(registry().mutex);
     std::erase(registry().all, this);
+    count.fetch_sub(1);
   }
   const std::lock_guard lock(lock_);
   end_all(Error(Code::unusable, "the communicator is gone"));
@@ -228,7 +232,7 @@ void Background::enqueue(Task& task, Lane& lane) {
   task.next_ = nullptr;
   task.error_.reset();
   task.is_under_way_.store(true, std::memory_order_relaxed);
-  tasks_under_way.fetch_add(1);
+  under_way_.store(under_way_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if (lane.first == nullptr) {
     lane.place = busy_.size();
     busy_.push_back(&lane);
@@ -238,8 +242,13 @@ void Background::enqueue(Task& task, Lane& lane) {
     lane.last->next_ = &task;
     lane.last = &task;
   }
-  if (group_.config.progress != Config::Progress::calls && !task.is_done())
-    Helper::need(group_.config.progress == Config::Progress::thread);
+  const Config::Progress mode = group_.config.progress;
+  if (mode == Config::Progress::thread) {
+    Helper::get(/*is_eager=*/true).wake();
+  } else if (mode == Config::Progress::automatic && !has_helper_) [[unlikely]] {
+    has_helper_ = true;
+    Helper::get(/*is_eager=*/false);
+  }
 }
 
 void Background::launch(Lane& lane, Task& task) {
@@ -280,7 +289,7 @@ void Background::advance_lane(Lane& lane, int polls) noexcept {
 void Background::finish(Task& task) {
   // Release: pairs with is_done(); what the operation wrote comes with it.
   task.is_under_way_.store(false, std::memory_order_release);
-  tasks_under_way.fetch_sub(1);
+  under_way_.store(under_way_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
 }
 
 int Background::advance_lane_of(const Task& task, int polls) {
@@ -331,11 +340,25 @@ void Background::end_all(const Error& error) noexcept {
   busy_.clear();
 }
 
-bool Background::progress_others() noexcept {
+bool Background::progress_all_slowly() noexcept {
   const std::unique_lock lock(registry().mutex, std::try_to_lock);
-  if (!lock) return true;
-  for (Background* const background : registry().all) background->progress();
-  return true;
+  if (!lock) return true;  // someone is at it
+  bool is_any = false;
+  for (Background* const background : registry().all) {
+    if (background->under_way_.load(std::memory_order_relaxed) == 0) continue;
+    is_any = true;
+    background->progress();
+  }
+  return is_any;
+}
+
+bool Background::is_any_under_way() noexcept {
+  if (count.load(std::memory_order_relaxed) == 0) return false;
+  const std::lock_guard lock(registry().mutex);
+  return std::any_of(registry().all.begin(), registry().all.end(),
+                     [](const Background* background) {
+                       return background->under_way_.load(std::memory_order_relaxed) > 0;
+                     });
 }
 
 void Background::progress() noexcept {

@@ -42,6 +42,7 @@ class Task {
   Request request_;
   std::vector<std::int64_t> counts_;  // a copy of recvcounts
   std::size_t bytes_ = 0;             // of the vector
+  bool is_on_host_ = false;           // persistent: its buffers are
   Lane* lane_ = nullptr;
   std::unique_ptr<Lane> own_lane_;  // persistent
   Task* next_ = nullptr;            // in the lane
@@ -108,12 +109,13 @@ class Background {
   /// Drives all lanes of all communicators of this process, as far as they go at once. False: there
   /// was nothing to do.
   static bool progress_all() noexcept {
-    return tasks_under_way.load(std::memory_order_relaxed) > 0 && progress_others();
+    return count.load(std::memory_order_relaxed) > 0 && progress_all_slowly();
   }
-  static bool is_any_under_way() { return tasks_under_way.load() > 0; }
+  static bool is_any_under_way() noexcept;
 
  private:
-  static bool progress_others() noexcept;
+  static std::atomic<int> count;  // of objects
+  static bool progress_all_slowly() noexcept;
   void progress() noexcept;
   int advance_lane_of(const Task& task, int polls);
   void advance_lane(Lane& lane, int polls) noexcept;
@@ -123,16 +125,16 @@ class Background {
   void fail_all(const Error& error) noexcept;
   void end_all(const Error& error) noexcept;
 
-  static std::atomic<int> tasks_under_way;
-
   Group& group_;
   HostChannel& main_;
   Bootstrap& bootstrap_;
   SpinLock lock_;  // of everything below
   std::vector<std::unique_ptr<Lane>> lanes_;
-  std::vector<Lane*> own_lanes_;  // of persistent tasks
-  std::vector<Lane*> busy_;       // of both kinds
+  std::vector<Lane*> own_lanes_;   // of persistent tasks
+  std::vector<Lane*> busy_;        // of both kinds
+  std::atomic<int> under_way_{0};  // tasks; others look at it without the lock
   std::uint64_t posts_ = 0;
+  bool has_helper_ = false;
   std::vector<Served> served_before_;  // by lanes that are gone
   std::string failure_;
   std::atomic<bool> has_failed_{false};

@@ -365,9 +365,19 @@ inline void Communicator::stage(Task& task) {
   task.out_ = request.out;
   task.fetched_bytes_ = 0;
   if (device_ == nullptr) return;
-  if (!uses_device_) uses_device_ = device_->is_in_use();
-  if (!uses_device_) [[likely]]
-    return;
+  if (!uses_device_) {
+    // A buffer that was in the host's memory before there was a device is there still.
+    if (request.in == seen_in_ && request.out == seen_out_) [[likely]]
+      return;
+    if (task.is_on_host_) return;
+    uses_device_ = device_->is_in_use();
+    if (!uses_device_) {
+      seen_in_ = request.in;
+      seen_out_ = request.out;
+      task.is_on_host_ = request.form == Form::persistent;
+      return;
+    }
+  }
   if (is_beyond_host(device_->where(request.in))) {
     void* const copy = task.staged_in_.get(*device_, task.bytes_);
     device_->copy(copy, request.in, task.bytes_);

@@ -125,6 +125,8 @@ class Communicator {
   std::unique_ptr<Plans> plans_;
   std::array<std::uint64_t, kCollectives> empty_calls_{};
   StagingBuffer staged_in_, staged_out_;
+  const void *seen_in_ = nullptr,
+             *seen_out_ = nullptr;          // as Plan's, of what goes on in the background
   std::unique_ptr<Background> background_;  // from open_background() or prepare() on
 };
 
