@@ -21,6 +21,7 @@ struct Lane {
   Task* first = nullptr;  // the one that runs, or runs next
   Task* last = nullptr;
   Operation* operation = nullptr;  // of `first`, once launched
+  Loaded* loaded = nullptr;        // whose operation it is
   std::size_t place = 0;           // in Background::busy_
 
   Lane(Group& group, std::unique_ptr<HostChannel> its_channel, std::size_t rows)
@@ -231,6 +232,7 @@ void Background::enqueue(Task& task, Lane& lane) {
   task.lane_ = &lane;
   task.next_ = nullptr;
   task.error_.reset();
+  if (group_.config.stats) task.begun_ = std::chrono::steady_clock::now();
   task.is_under_way_.store(true, std::memory_order_relaxed);
   under_way_.store(under_way_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if (lane.first == nullptr) {
@@ -260,6 +262,7 @@ void Background::launch(Lane& lane, Task& task) {
   }
   path->arguments.in = task.in_;
   path->arguments.out = task.out_;
+  lane.loaded = path->loaded;
   ++path->loaded->calls;
   path->loaded->bytes += task.bytes_;
   lane.operation = &path->loaded->program->launch(path->arguments);
@@ -276,6 +279,9 @@ void Background::advance_lane(Lane& lane, int polls) noexcept {
     } catch (const std::exception& error) {  // out of memory, say
       return fail_all(Error(Code::system, error.what()));
     }
+    if (group_.config.stats)
+      lane.loaded->seconds +=
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - task->begun_).count();
     lane.operation = nullptr;
     lane.first = task->next_;
     finish(*task);

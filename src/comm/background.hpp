@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -50,7 +51,8 @@ class Task {
   void* out_ = nullptr;
   StagingBuffer staged_in_, staged_out_;  // ... or these, for buffers on a device
   std::size_t fetched_bytes_ = 0;         // of staged_out_, to be copied to request_.out at the end
-  std::optional<Error> error_;            // written before is_under_way_ is cleared
+  std::chrono::steady_clock::time_point begun_;  // with TRIB_STATS
+  std::optional<Error> error_;                   // written before is_under_way_ is cleared
   std::atomic<bool> is_under_way_{false};
 };
 

@@ -84,8 +84,7 @@ inline void Communicator::run_checked(const Request& request) {
   Plan& plan = plans_->find(request);
   channel_->announce(plan.signature);
   if (plan.bytes == 0) {
-    last_algorithm_ = "none";
-    ++empty_calls_[static_cast<std::size_t>(request.collective)];
+    count_empty(request);
     return;
   }
   // A buffer that was in the host's memory before there was a device is there still.
@@ -99,6 +98,12 @@ inline void Communicator::run_checked(const Request& request) {
   if (meets_ || uses_device_) [[unlikely]]
     return run_with_devices(request, plan);
   run_path(plans_->path(plan, Route::host), plan, Route::host, request.in, request.out);
+}
+
+void Communicator::count_empty(const Request& request) {
+  last_algorithm_ = "none";
+  ++empty_calls_[static_cast<std::size_t>(request.form)]
+                [static_cast<std::size_t>(request.collective)];
 }
 
 void Communicator::run_path(Path& path, Plan& plan, Route route, const void* in, void* out) {
@@ -291,11 +296,7 @@ void Communicator::post(Task& task, const Request& request) {
     count *= static_cast<std::size_t>(group_.size);
   }
   task.bytes_ = count * bytes(request.dtype);
-  last_algorithm_ = "none";
-  if (task.bytes_ == 0) {
-    ++empty_calls_[static_cast<std::size_t>(request.collective)];
-    return;
-  }
+  if (task.bytes_ == 0) return count_empty(task.request_);
   try {
     stage(task);
     background_->post(task);
@@ -347,7 +348,7 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request) {
 
 void Communicator::start(Task& task) {
   check_usable();
-  if (task.bytes_ == 0) return;
+  if (task.bytes_ == 0) return count_empty(task.request_);
   try {
     stage(task);
     background_->start(task);
@@ -569,9 +570,13 @@ std::vector<Served> Communicator::served() const {
   std::vector<Served> all;
   if (plans_) plans_->add_served(Form::blocking, all);
   if (background_) background_->add_served(all);
-  for (int collective = 0; collective < kCollectives; ++collective)
-    if (const auto calls = empty_calls_[static_cast<std::size_t>(collective)]; calls > 0)
-      all.push_back({static_cast<Collective>(collective), Form::blocking, "none", calls, 0, 0});
+  for (int form = 0; form < kForms; ++form)
+    for (int collective = 0; collective < kCollectives; ++collective)
+      if (const auto calls =
+              empty_calls_[static_cast<std::size_t>(form)][static_cast<std::size_t>(collective)];
+          calls > 0)
+        all.push_back(
+            {static_cast<Collective>(collective), static_cast<Form>(form), "none", calls, 0, 0});
   return all;
 }
 

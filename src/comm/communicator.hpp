@@ -107,6 +107,7 @@ class Communicator {
   template <class Step, class Diagnose, class CheckAlive>
   void wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive);
   void check_usable() const;
+  void count_empty(const Request& request);
   [[noreturn]] void fail(const Error& error);
 
   const std::unique_ptr<Bootstrap> bootstrap_;
@@ -123,7 +124,7 @@ class Communicator {
   std::string failure_;  // why it is unusable; empty: it is not
   const char* last_algorithm_ = "none";
   std::unique_ptr<Plans> plans_;
-  std::array<std::uint64_t, kCollectives> empty_calls_{};
+  std::array<std::array<std::uint64_t, kCollectives>, kForms> empty_calls_{};
   StagingBuffer staged_in_, staged_out_;
   const void *seen_in_ = nullptr,
              *seen_out_ = nullptr;          // as Plan's, of what goes on in the background

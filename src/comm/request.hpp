@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "base/types.hpp"
 #include "schedule/schedule.hpp"
@@ -24,6 +25,13 @@ struct Counts {
 /// How a reduction is asked for. MPI's names: MPI_Allreduce, MPI_Iallreduce, MPI_Allreduce_init.
 enum class Form : std::uint8_t { blocking, nonblocking, persistent };
 inline constexpr int kForms = 3;
+
+/// "allreduce", "iallreduce" or "allreduce_init".
+inline std::string name(Form form, Collective collective) {
+  const std::string plain(name(collective));
+  if (form == Form::blocking) return plain;
+  return form == Form::nonblocking ? "i" + plain : plain + "_init";
+}
 
 /// One reduction, in terms that are the same whatever MPI it came from. All fields but the pointers
 /// must be equal on all ranks; in_place may differ.

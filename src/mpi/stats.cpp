@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "mpi/bootstrap.hpp"
@@ -33,7 +34,7 @@ struct Counters {
     seconds += other.seconds;
   }
 };
-using Table = std::map<std::pair<Collective, std::string>, Counters>;
+using Table = std::map<std::tuple<Collective, Form, std::string>, Counters>;
 
 struct State {
   std::mutex mutex;
@@ -47,13 +48,14 @@ constinit Immortal<State> state;
 void add_to(Table& table, const Member& member) {
   if (!member.communicator) return;
   for (const Served& row : member.communicator->served())
-    table[{row.collective, row.algorithm}].add(
+    table[{row.collective, row.form, row.algorithm}].add(
         {static_cast<double>(row.calls), static_cast<double>(row.bytes), row.seconds});
 }
 
 /// A row on its way to rank 0.
 struct Row {
   int collective = -1;  // -1: left to the MPI, of State::left[algorithm[0]]
+  int form = 0;
   char algorithm[36] = {};
   Counters counters;
 };
@@ -68,8 +70,9 @@ std::vector<Row> rows_of_process() {
   std::vector<Row> rows;
   for (const auto& [key, counters] : table) {
     Row row;
-    row.collective = static_cast<int>(key.first);
-    std::strncpy(row.algorithm, key.second.c_str(), sizeof row.algorithm - 1);
+    row.collective = static_cast<int>(std::get<Collective>(key));
+    row.form = static_cast<int>(std::get<Form>(key));
+    std::strncpy(row.algorithm, std::get<std::string>(key).c_str(), sizeof row.algorithm - 1);
     row.counters = counters;
     rows.push_back(row);
   }
@@ -133,7 +136,8 @@ void print(const std::vector<Row>& rows, int size, const std::string& whose) {
   std::array<double, kLeft> left{};
   for (const Row& row : rows) {
     if (row.collective >= 0)
-      served[{static_cast<Collective>(row.collective), row.algorithm}].add(row.counters);
+      served[{static_cast<Collective>(row.collective), static_cast<Form>(row.form), row.algorithm}]
+          .add(row.counters);
     else
       left[static_cast<std::size_t>(row.algorithm[0])] += row.counters.calls;
   }
@@ -146,19 +150,20 @@ void print(const std::vector<Row>& rows, int size, const std::string& whose) {
   if (served.empty()) {
     text += "  no calls were served\n";
   } else {
-    add("  %-22s %-22s %12s %12s %12s\n", "served", "algorithm", "calls", "bytes", "seconds");
+    add("  %-26s %-20s %12s %12s %12s\n", "served", "algorithm", "calls", "bytes", "seconds");
     for (const auto& [key, counters] : served)
-      add("  %-22s %-22s %12.8g %12s %12.6f\n", std::string(name(key.first)).c_str(),
-          key.second.c_str(), counters.calls / size, with_unit(counters.bytes / size).c_str(),
-          counters.seconds / size);
+      add("  %-26s %-20s %12.8g %12s %12.6f\n",
+          name(std::get<Form>(key), std::get<Collective>(key)).c_str(),
+          std::get<std::string>(key).c_str(), counters.calls / size,
+          with_unit(counters.bytes / size).c_str(), counters.seconds / size);
   }
   if (std::all_of(left.begin(), left.end(), [](double calls) { return calls == 0; })) {
     text += "  no calls were left to the MPI\n";
   } else {
-    add("  %-45s %12s\n", "left to the MPI", "calls");
+    add("  %-47s %12s\n", "left to the MPI", "calls");
     for (std::size_t reason = 0; reason < left.size(); ++reason) {
       if (left[reason] == 0) continue;
-      add("  %-45s %12.8g\n",
+      add("  %-47s %12.8g\n",
           reason == kStaged ? "(of these, GPU buffers through host memory)"
                             : trib::text(static_cast<Decline>(reason)),
           left[reason] / size);
