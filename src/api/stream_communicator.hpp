@@ -69,7 +69,7 @@ class StreamCommunicator {
   Config config_;
   const int rank_, size_;
   std::unique_ptr<HostChannel> host_;  // only to see whether peers are well
-  std::unique_ptr<Channel> device_;
+  std::unique_ptr<DeviceChannel> device_;
   std::mutex mutex_;
   std::string failure_;
   int looked_at_ = 0;

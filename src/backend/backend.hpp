@@ -32,6 +32,7 @@ struct Signature {
   std::uint64_t count = 0;  ///< elements
   std::int32_t root = 0;
   std::uint8_t collective = 0, dtype = 0, op = 0;
+  std::uint8_t form = 0;      ///< 1: nonblocking, 2: persistent
   std::int8_t declined = -1;  ///< a Decline, or -1
 };
 
@@ -78,7 +79,13 @@ struct Card {
   bool is_ready = false;  ///< the device's driver is in use here
 };
 
-/// A launched program. Lives in its Channel, one at a time.
+/// What a channel of the host has room for, in each of its windows (backend/host/channel.hpp).
+struct Room {
+  int flags = 0;          ///< Schedule::flags of the programs that it can load, at most
+  std::size_t bytes = 0;  ///< of scratch, for calls that are not large
+};
+
+/// A launched program. Lives in its channel, one at a time.
 class Operation {
  public:
   virtual ~Operation() = default;
@@ -102,34 +109,24 @@ class Program {
   virtual Operation& launch(const Arguments& arguments) = 0;
 };
 
-/// Flags, scratch and sequence numbers of one series of operations, shared with the peers.
-class Channel {
+/// A channel in the host's memory: flags, scratch and sequence numbers of one series of operations,
+/// shared with the peers. Also where ranks tell each other what they are about to do.
+class HostChannel {
  public:
-  virtual ~Channel() = default;
-  /// The lowered schedules of all ranks, in rank order; this rank's is run.
-  virtual std::unique_ptr<Program> load(const std::vector<Schedule>& all) = 0;
-  /// Peers that wait for this rank will get an error that carries `why`. What runs on the device
-  /// ends.
+  virtual ~HostChannel() = default;
+  /// `own` is this rank's lowered schedule.
+  virtual std::unique_ptr<Program> load(const Schedule& own) = 0;
+  /// Peers that wait for this rank will get an error that carries `why`.
   virtual void poison(const std::string& why) noexcept = 0;
-  /// Whether this channel's kernels can reach the buffer.
-  virtual Memory where(const void* pointer) const = 0;
-  /// The most blocks that a kernel may have.
-  virtual int max_blocks() const { return 1; }
-  /// Throws Error if what was enqueued has failed. Never blocks.
-  virtual void check() {}
-  /// Until what was enqueued is done. Throws Error if it failed.
-  virtual void drain() {}
-};
-
-/// A channel in the host's memory: also where ranks tell each other what they are about to do.
-class HostChannel : public Channel {
- public:
   /// What `load` can take: whether peers' `in` can be read directly.
   virtual bool can_attach() const = 0;
   /// Collective: the scratch for large messages. False (on all ranks alike) if there is no memory
   /// for it. Idempotent.
   virtual bool reserve_data() = 0;
   virtual bool has_data() const = 0;
+  /// Collective: another channel of the same ranks, with `room`. Null (on all ranks alike) where
+  /// there is no memory. It must not outlive this one.
+  virtual std::unique_ptr<HostChannel> branch(const Room& room) = 0;
   /// Every call on the channel begins with this: numbers it and shows its signature to the peers.
   /// Calls that run nothing (zero counts, calls left to the MPI) are announced too.
   virtual void announce(const Signature& signature) = 0;
@@ -155,6 +152,25 @@ class HostChannel : public Channel {
   virtual bool is_time_to_meet() const = 0;
 };
 
+/// Flags, scratch and sequence numbers on devices.
+class DeviceChannel {
+ public:
+  virtual ~DeviceChannel() = default;
+  /// The lowered schedules of all ranks, in rank order; this rank's is run.
+  virtual std::unique_ptr<Program> load(const std::vector<Schedule>& all) = 0;
+  /// Peers that wait for this rank will get an error that carries `why`. What runs on the device
+  /// ends.
+  virtual void poison(const std::string& why) noexcept = 0;
+  /// Whether this channel's kernels can reach the buffer.
+  virtual Memory where(const void* pointer) const = 0;
+  /// The most blocks that a kernel may have.
+  virtual int max_blocks() const = 0;
+  /// Throws Error if what was enqueued has failed. Never blocks.
+  virtual void check() = 0;
+  /// Until what was enqueued is done. Throws Error if it failed.
+  virtual void drain() = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -165,8 +181,8 @@ class Backend {
 
 class HostBackend : public Backend {
  public:
-  /// Collective. Null (on all ranks alike) where there is no memory; `why` then says what was
-  /// missing.
+  /// Collective: a channel with room for the programs of every algorithm. Null (on all ranks alike)
+  /// where there is no memory; `why` then says what was missing.
   virtual std::unique_ptr<HostChannel> open(Bootstrap& bootstrap, const Config& config,
                                             std::string& why) = 0;
 };
@@ -182,8 +198,8 @@ class DeviceBackend : public Backend {
   virtual bool is_defined(Op op, Dtype dtype) const = 0;
   /// Collective. `pointer` is a buffer on the device that is to be used. Null (on all ranks alike)
   /// where the ranks' devices cannot work together; `why` then says what was missing.
-  virtual std::unique_ptr<Channel> open(Bootstrap& bootstrap, const Config& config,
-                                        const void* pointer, std::string& why) = 0;
+  virtual std::unique_ptr<DeviceChannel> open(Bootstrap& bootstrap, const Config& config,
+                                              const void* pointer, std::string& why) = 0;
   /// Loads the driver if need be, for those who ask for the device by name. False: there is none.
   virtual bool load() const = 0;
   /// Blocking, in any direction.

@@ -180,6 +180,8 @@ const std::vector<Setting>& settings() {
       choice("TRIB_PROTOCOL", &Config::protocol, {"auto", "packet", "simple"}, true,
              "how GPUs tell each other that data is there: packet: in every 8 bytes; simple: by a flag that follows"),
       number("TRIB_BLOCKS", &Config::blocks, 132, true, "blocks of a GPU kernel that serves a large message"),
+      choice("TRIB_PROGRESS", &Config::progress, {"auto", "thread", "calls"}, false,
+             "who drives nonblocking and started persistent reductions: auto: calls into MPI, and a thread where a rank makes none for a millisecond; thread: a thread all the time; calls: calls alone"),
       choice("TRIB_GPU_AWARE_MPI", &Config::gpu_aware_mpi, {"auto", "0", "1"}, false,
              "whether reductions that are left to the MPI may have buffers on a GPU: 1: it gets them as they are; 0: it gets copies in host memory; auto: as the MPI says of itself"),
       choice("TRIB_LOG", &Config::log, {"off", "error", "warn", "info", "trace"}, false, "what is written to standard error"),

@@ -37,6 +37,11 @@ struct Config {
   } protocol = Protocol::automatic;  ///< TRIB_PROTOCOL=auto|packet|simple
   long blocks = 0;                   ///< TRIB_BLOCKS: of a GPU kernel, 0: by table
   // Local ones.
+  enum class Progress : int {
+    automatic,
+    thread,
+    calls
+  } progress = Progress::automatic;  ///< TRIB_PROGRESS=auto|thread|calls
   enum class GpuAware : int {
     automatic,
     no,

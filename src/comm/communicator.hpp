@@ -3,6 +3,7 @@
 // communicator. Read communicator.cpp from run() on; backend/backend.hpp is what it drives.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -13,36 +14,12 @@
 #include "backend/backend.hpp"
 #include "base/bootstrap.hpp"
 #include "base/config.hpp"
-#include "base/types.hpp"
-#include "schedule/schedule.hpp"
+#include "comm/background.hpp"
+#include "comm/plans.hpp"
+#include "comm/request.hpp"
+#include "comm/staging.hpp"
 
 namespace trib {
-
-/// recvcounts as the caller holds them: `count` numbers of `width` (4 or 8) bytes each.
-struct Counts {
-  const void* data = nullptr;
-  int width = 4;
-
-  std::size_t operator[](int index) const {
-    return width == 4 ? static_cast<std::size_t>(static_cast<const std::int32_t*>(data)[index])
-                      : static_cast<std::size_t>(static_cast<const std::int64_t*>(data)[index]);
-  }
-};
-
-/// One reduction, in terms that are the same whatever MPI it came from. All fields but the pointers
-/// must be equal on all ranks; in_place may differ.
-struct Request {
-  Collective collective = Collective::allreduce;
-  Dtype dtype = Dtype::f32;
-  Op op = Op::sum;
-  bool in_place = false;
-  int root = 0;           ///< reduce
-  std::size_t count = 0;  ///< elements: of the vector; reduce_scatter_block: of each rank's part;
-                          ///< reduce_scatter: unused
-  Counts counts;          ///< reduce_scatter
-  const void* in = nullptr;  ///< in_place: the caller's recvbuf
-  void* out = nullptr;       ///< null where a rank gets no result (reduce, not root)
-};
 
 /// Why a call is left to the MPI underneath. `name` and `text` of each stand in communicator.cpp.
 enum class Decline : std::uint8_t {
@@ -55,8 +32,9 @@ enum class Decline : std::uint8_t {
   bad_argument,   ///< left to the MPI to report
   spans_nodes,    ///< the communicator's ranks are on several machines
   no_memory,      ///< no shared memory could be had
+  not_set_up,     ///< nonblocking, before the ranks had an occasion to meet
 };
-inline constexpr int kDeclines = 9;
+inline constexpr int kDeclines = 10;
 const char* name(Decline reason);  ///< "user_operator"
 const char* text(Decline reason);  ///< "user-defined operator"
 
@@ -69,8 +47,8 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  int rank() const { return rank_; }
-  int size() const { return size_; }
+  int rank() const { return group_.rank; }
+  int size() const { return group_.size; }
 
   /// Set if this communicator serves nothing; the same on all ranks.
   const Decline* declined() const { return declined_ ? &*declined_ : nullptr; }
@@ -88,42 +66,52 @@ class Communicator {
   /// elements.
   const char* last_algorithm() const { return last_algorithm_; }
 
-  /// Counted per communicator, read at the end.
-  struct Served {
-    Collective collective;
-    const char* algorithm;
-    std::uint64_t calls, bytes;
-    double seconds;
-  };
   std::vector<Served> served() const;
 
- private:
-  struct Path;   // an algorithm's program, and how a vector is cut for it
-  struct Plan;   // everything that can be worked out before a call
-  struct Cache;  // plans and programs
-  enum class Route { host, staged, device };
+  // Reductions that go on in the background. No call of these but open_background() and prepare()
+  // waits for peers.
 
+  /// Collective: what post() needs. False (on all ranks alike): there is no memory for it.
+  bool open_background();
+  bool can_post() const { return background_ && background_->has_lanes(); }
+  /// Begins a nonblocking reduction. `task` is not under way, and stays where it is until it is
+  /// done. The buffers are the operation's until then, recvcounts are not needed any more. Throws
+  /// Error.
+  void post(Task& task, const Request& request);
+  /// Collective: a persistent reduction, for start(). Null (on all ranks alike): there is no memory
+  /// for it. Throws Error if the ranks disagree.
+  std::unique_ptr<Task> prepare(const Request& request);
+  void start(Task& task);
+  /// Goes on with everything that is under way in this process. True: `task` is done; if it failed,
+  /// throws Error.
+  bool test(Task& task);
+  /// Until `task` is done. Throws Error if it failed.
+  void wait(Task& task);
+  /// `task`, which prepare() made and which is not under way, ends here.
+  void dismiss(std::unique_ptr<Task> task);
+
+ private:
   void run_checked(const Request& request);
   void run_path(Path& path, Plan& plan, Route route, const void* in, void* out);
   void run_with_devices(const Request& request, Plan& plan);
   Route meet(Memory in, Memory out, bool is_first, const Request& request, const Plan& plan);
   void open_device(const Request& request);
-
-  Plan& plan_for(const Request& request);
-  void make_plan(Plan& plan, const Request& request);
-  Path& path_for(Plan& plan, Route route);
-  void make_path(Plan& plan, Path& path, Route route);
-  void reserve_data(Plan& plan, Path& path, Route route);
+  void reserve_data(Plan& plan, Route route);
   void wait(Operation& operation, int spin);
+  void keep_counts(Task& task) const;
+  void stage(Task& task);
+  void end(Task& task);
+  void drive();
   template <class Step, class Position>
   void wait_slowly(Step&& step, Position&& position);
+  template <class Step, class Diagnose, class CheckAlive>
+  void wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive);
+  void check_usable() const;
   [[noreturn]] void fail(const Error& error);
 
   const std::unique_ptr<Bootstrap> bootstrap_;
-  Config config_;
-  int rank_ = 0, size_ = 1;
+  Group group_;
   std::optional<Decline> declined_;
-  std::vector<int> node_of_;
   bool is_crowded_ = false;
   int spin_ = 0;  // polls before a wait lets others run
   std::unique_ptr<HostChannel> channel_;
@@ -131,10 +119,13 @@ class Communicator {
   bool meets_ = false;               // ranks meet before every call: some use a device
   bool uses_device_ = false;         // this one does
   bool is_device_refused_ = false;
-  std::unique_ptr<Channel> device_channel_;
+  std::unique_ptr<DeviceChannel> device_channel_;
   std::string failure_;  // why it is unusable; empty: it is not
   const char* last_algorithm_ = "none";
-  std::unique_ptr<Cache> cache_;
+  std::unique_ptr<Plans> plans_;
+  std::array<std::uint64_t, kCollectives> empty_calls_{};
+  StagingBuffer staged_in_, staged_out_;
+  std::unique_ptr<Background> background_;  // from open_background() or prepare() on
 };
 
 }  // namespace trib

@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "mpi/library.hpp"
+#include "mpi/lifetime.hpp"
 
 namespace trib::mpi {
 
@@ -52,7 +53,12 @@ void MpiBootstrap::exchange(const void* mine, void* all, std::size_t bytes) {
 
 void MpiBootstrap::progress() {
   int flag = 0;
-  library().Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &flag, MPI_STATUS_IGNORE);
+  MPI_Comm comm = comm_;
+  if (comm == MPI_COMM_NULL) [[unlikely]] {
+    if (!is_world_running()) return;
+    comm = MPI_COMM_SELF;
+  }
+  library().Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm, &flag, MPI_STATUS_IGNORE);
 }
 
 }  // namespace trib::mpi

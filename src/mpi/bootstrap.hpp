@@ -17,6 +17,8 @@ class MpiBootstrap : public Bootstrap {
   int size() const override { return size_; }
   void exchange(const void* mine, void* all, std::size_t bytes) override;
   void progress() override;
+  /// The program frees its communicator: from here on only progress() may be called.
+  void detach() { comm_ = MPI_COMM_NULL; }
 
  private:
   MPI_Comm comm_;

@@ -14,6 +14,7 @@
 namespace trib::mpi {
 
 constinit Immortal<HandleMap> members;
+std::atomic<int> wanting;
 
 namespace {
 
@@ -21,6 +22,8 @@ void retire(std::uintptr_t word) {
   if (!word) return;
   const std::unique_ptr<Member> member(reinterpret_cast<Member*>(word));
   keep_counters(*member);
+  if (member->wants_background) --wanting;
+  if (member->bootstrap) member->bootstrap->detach();
 }
 
 int copy_nothing(MPI_Comm, int, void*, void*, void*, int* flag) {
@@ -81,11 +84,14 @@ void agree_on_settings(Bootstrap& bootstrap) {
 }
 
 void set_up(MPI_Comm comm, Member& member) {
+  member.declined.reset();
   const Config& config = read_settings_once().config;  // the defaults, if there was an error
   auto bootstrap = std::make_unique<MpiBootstrap>(comm, member.rank, member.size, config.timeout);
+  MpiBootstrap* const its_bootstrap = bootstrap.get();
   try {
     agree_on_settings(*bootstrap);
-    member.communicator = std::make_unique<Communicator>(std::move(bootstrap), config);
+    member.communicator = std::make_shared<Communicator>(std::move(bootstrap), config);
+    member.bootstrap = its_bootstrap;
   } catch (const std::exception& error) {
     member.failure = error.what();
     throw;
@@ -101,7 +107,8 @@ const Config& settings_of_process() {
   return settings.config;
 }
 
-Member* make_member(MPI_Comm comm) {
+Member* look_up_member(MPI_Comm comm) {
+  if (Member* const known = find_member(comm)) return known;
   // No lock is held here: two threads that enter two communicators in different orders on different
   // ranks would wait for each other.
   if (comm == MPI_COMM_NULL || !(is_world_running() || open_sessions > 0)) return nullptr;
@@ -117,13 +124,56 @@ Member* make_member(MPI_Comm comm) {
   // In the table even if setting it up fails: this rank must not enter the exchange alone a second
   // time.
   members->insert(to_word(comm), reinterpret_cast<std::uintptr_t>(member.release()));
-  if (is_inter)
-    result->declined = Decline::intercommunicator;
-  else if (result->size == 1)
-    result->declined = Decline::single_rank;
-  else
-    set_up(comm, *result);
+  result->declined = is_inter            ? Decline::intercommunicator
+                     : result->size == 1 ? Decline::single_rank
+                                         : Decline::not_set_up;
   return result;
+}
+
+Member* make_member(MPI_Comm comm) {
+  Member* const member = look_up_member(comm);
+  if (member && member->declined == Decline::not_set_up) set_up(comm, *member);
+  return member;
+}
+
+void prepare_background(Member& member) {
+  if (member.wants_background) --wanting;
+  member.wants_background = false;
+  if (!member.declined && member.communicator && !member.communicator->can_post())
+    member.communicator->open_background();
+}
+
+void settle_slowly(MPI_Comm comm) noexcept {
+  try {
+    Member* const member = find_member(comm);
+    if (!member || !member->wants_background) return;
+    make_member(comm);
+    prepare_background(*member);
+  } catch (const std::exception&) {
+    // The next reduction reports it, as a call that is ours.
+  }
+}
+
+void adopt(MPI_Comm parent, MPI_Comm child) noexcept {
+  const Member* const member = find_member(parent);
+  if (!member || !member->has_used_requests || child == MPI_COMM_NULL) return;
+  try {
+    if (Member* const its = make_member(child)) {
+      its->has_used_requests = true;
+      prepare_background(*its);
+    }
+  } catch (const std::exception&) {
+    // As above.
+  }
+}
+
+void begin_world() noexcept {
+  try {
+    if (!library().is_ours || !is_world_running()) return;
+    if (Member* const world = make_member(MPI_COMM_WORLD)) prepare_background(*world);
+  } catch (const std::exception&) {
+    // As above.
+  }
 }
 
 void free_members() {

@@ -17,13 +17,23 @@
 
 namespace trib::mpi {
 
+class MpiBootstrap;
+
 struct Member {
   int rank = 0, size = 0;
-  std::unique_ptr<Communicator> communicator;  ///< null where `declined` or `failure` is set
-  std::optional<Decline> declined;             ///< nothing is served here
-  std::string failure;                         ///< setting it up went wrong
-  bool was_left_to_mpi = false;                ///< the last call
-  StagingBuffer staging_in, staging_out;       ///< of calls left to the MPI: staging.hpp
+  /// Null where `declined` or `failure` is set. Shared with requests that outlive the program's
+  /// communicator.
+  std::shared_ptr<Communicator> communicator;
+  MpiBootstrap* bootstrap = nullptr;  ///< the communicator's
+  /// Nothing is served here. not_set_up: not yet, see settle().
+  std::optional<Decline> declined;
+  std::string failure;           ///< setting it up went wrong
+  bool was_left_to_mpi = false;  ///< the last call
+  /// A nonblocking reduction was left to the MPI because the communicator is not prepared for them:
+  /// settle() is to do it. The same on all ranks, like all that depends on the order of calls.
+  bool wants_background = false;
+  bool has_used_requests = false;         ///< nonblocking or persistent reductions
+  StagingBuffer staging_in, staging_out;  ///< of calls left to the MPI: staging.hpp
 };
 
 extern constinit Immortal<HandleMap> members;
@@ -33,9 +43,28 @@ inline Member* find_member(MPI_Comm comm) {
   return reinterpret_cast<Member*>(members->find(to_word(comm)));
 }
 
-/// Collective over `comm`, which was not seen before. Null: MPI is not running, or `comm` is no
-/// communicator, so that the MPI has to say so.
+/// What is known of a communicator without its other ranks: a nonblocking call must not wait for
+/// them. Null: MPI is not running, or `comm` is no communicator, so that the MPI has to say so.
+Member* look_up_member(MPI_Comm comm);
+
+/// Collective over `comm`: sets it up if that was not done. Null: see look_up_member(). Throws
+/// Error.
 Member* make_member(MPI_Comm comm);
+
+/// Members that want to be prepared for nonblocking reductions.
+extern std::atomic<int> wanting;
+/// Collective over `comm`, in a blocking call on it, where ranks may wait for each other.
+void settle_slowly(MPI_Comm comm) noexcept;
+inline void settle(MPI_Comm comm) noexcept {
+  if (wanting.load(std::memory_order_relaxed) > 0) [[unlikely]]
+    settle_slowly(comm);
+}
+/// The same for a communicator that has just come to be: if its parent used such calls, it may.
+void adopt(MPI_Comm parent, MPI_Comm child) noexcept;
+/// Collective: prepares `member`, which serves reductions, for nonblocking ones.
+void prepare_background(Member& member);
+/// MPI_COMM_WORLD, at the end of MPI_Init.
+void begin_world() noexcept;
 
 /// At the end of MPI.
 void free_members();

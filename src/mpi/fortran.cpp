@@ -129,7 +129,7 @@ void enter(const FortranFunction& original, const Arguments& arguments) {
     const Word words[] = {to_word(passed.in),    to_word(passed.out), passed.count,
                           to_word(passed.dtype), to_word(passed.op),  passed.root,
                           to_word(passed.comm)};
-    constexpr auto entry = static_cast<Entry>(collective);
+    constexpr Entry entry = reduction_entry(Form::blocking, 4, collective);
     if constexpr (collective == Collective::reduce)
       return mpi.call(entry, words[0], words[1], words[2], words[3], words[4], words[5], words[6]);
     else

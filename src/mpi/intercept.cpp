@@ -6,42 +6,92 @@
 
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
+#include "mpi/requests.hpp"
 #include "tributary/tributary.h"
 
 namespace trib::mpi {
 
 namespace {
 
-template <Collective collective, int width>
-int pass_on(const Library& mpi, Word in, Word out, Word count, Word dtype, Word op, Word root,
-            Word comm) {
-  constexpr auto entry =
-      static_cast<Entry>(static_cast<int>(collective) + (width == 8 ? kCollectives : 0));
-  if constexpr (collective == Collective::reduce)
-    return mpi.call(entry, in, out, count, dtype, op, root, comm);
-  else
-    return mpi.call(entry, in, out, count, dtype, op, comm);
+/// Arguments of a reduction, whatever its form: those that it has not are zero.
+struct Words {
+  Word in, out, count, dtype, op, root, comm, info, request;
+};
+
+template <Collective collective, int width, Form form>
+int pass_on(const Library& mpi, const Words& words) {
+  constexpr Entry entry = reduction_entry(form, width, collective);
+  const auto& [in, out, count, dtype, op, root, comm, info, request] = words;
+  const auto with_tail = [&](auto... tail) {
+    if constexpr (collective == Collective::reduce)
+      return mpi.call(entry, in, out, count, dtype, op, root, comm, tail...);
+    else
+      return mpi.call(entry, in, out, count, dtype, op, comm, tail...);
+  };
+  if constexpr (form == Form::blocking) return with_tail();
+  if constexpr (form == Form::nonblocking) return with_tail(request);
+  if constexpr (form == Form::persistent) return with_tail(info, request);
 }
 
-template <Collective collective, int width>
-int enter(Word in, Word out, Word count, Word dtype, Word op, Word root, Word comm) {
+template <Collective collective, int width, Form form>
+int enter(const Words& words) {
   const Library& mpi = library();
   if (!mpi.is_ours) [[unlikely]]
-    return pass_on<collective, width>(mpi, in, out, count, dtype, op, root, comm);
+    return pass_on<collective, width, form>(mpi, words);
   constexpr bool is_int = width == 4 && collective != Collective::reduce_scatter;
   const Call call{.collective = collective,
-                  .in = reinterpret_cast<const void*>(in),
-                  .out = reinterpret_cast<void*>(out),
-                  .count = is_int ? static_cast<int>(count) : count,
+                  .in = reinterpret_cast<const void*>(words.in),
+                  .out = reinterpret_cast<void*>(words.out),
+                  .count = is_int ? static_cast<int>(words.count) : words.count,
                   .width = width,
-                  .dtype = from_word<MPI_Datatype>(dtype),
-                  .op = from_word<MPI_Op>(op),
-                  .root = static_cast<int>(root),
-                  .comm = from_word<MPI_Comm>(comm)};
-  return intercept(call, [&](const Call& passed) {
-    return pass_on<collective, width>(mpi, to_word(passed.in), to_word(passed.out), count, dtype,
-                                      to_word(passed.op), root, comm);
-  });
+                  .dtype = from_word<MPI_Datatype>(words.dtype),
+                  .op = from_word<MPI_Op>(words.op),
+                  .root = static_cast<int>(words.root),
+                  .comm = from_word<MPI_Comm>(words.comm),
+                  .form = form};
+  const auto original = [&](const Call& passed) {
+    Words its = words;
+    its.in = to_word(passed.in);
+    its.out = to_word(passed.out);
+    its.op = to_word(passed.op);
+    return pass_on<collective, width, form>(mpi, its);
+  };
+  auto* const request = reinterpret_cast<MPI_Request*>(words.request);
+  if constexpr (form == Form::blocking) return intercept(call, original);
+  if constexpr (form == Form::nonblocking) return post(call, request, original);
+  if constexpr (form == Form::persistent) return prepare(call, request, original);
+}
+
+/// A call that may meet requests of ours: `ours()` if there are any.
+template <class Ours, class... Words>
+int with_requests(Entry entry, Ours&& ours, Words... words) {
+  const Library& mpi = library();
+  if (requests_held.load(std::memory_order_relaxed) == 0 || !mpi.is_ours)
+    return mpi.call(entry, words...);
+  return ours();
+}
+
+/// A blocking collective call on `comm`: an occasion for its ranks to meet.
+template <class... Words>
+int with_settling(Entry entry, Word comm, Words... words) {
+  const Library& mpi = library();
+  if (mpi.is_ours) settle(from_word<MPI_Comm>(comm));
+  return mpi.call(entry, words...);
+}
+
+/// A call that makes the communicator `child` of another.
+template <class... Words>
+int with_child(Entry entry, Word parent, Word child, Words... words) {
+  const Library& mpi = library();
+  const int status = mpi.call(entry, words...);
+  if (mpi.is_ours && status == MPI_SUCCESS)
+    adopt(from_word<MPI_Comm>(parent), *reinterpret_cast<const MPI_Comm*>(child));
+  return status;
+}
+
+template <class T>
+T* to(Word word) {
+  return reinterpret_cast<T*>(word);
 }
 
 }  // namespace
@@ -49,49 +99,200 @@ int enter(Word in, Word out, Word count, Word dtype, Word op, Word root, Word co
 }  // namespace trib::mpi
 
 using trib::Collective;
+using trib::Form;
 using trib::mpi::Entry;
 using trib::mpi::Word;
 
-#define TRIB_REPLACE(symbol, collective, width)                                                 \
-  int trib_##symbol(Word, Word, Word, Word, Word, Word) __asm__(#symbol);                       \
-  int trib_##symbol(Word in, Word out, Word count, Word dtype, Word op, Word comm) {            \
-    return trib::mpi::enter<Collective::collective, width>(in, out, count, dtype, op, 0, comm); \
-  }
-#define TRIB_REPLACE_ROOTED(symbol, collective, width)                                             \
-  int trib_##symbol(Word, Word, Word, Word, Word, Word, Word) __asm__(#symbol);                    \
-  int trib_##symbol(Word in, Word out, Word count, Word dtype, Word op, Word root, Word comm) {    \
-    return trib::mpi::enter<Collective::collective, width>(in, out, count, dtype, op, root, comm); \
-  }
+// The symbol `name` with parameters (Word a, ...), which does `body`.
+#define TRIB_REPLACE(name, parameters, ...)  \
+  int trib_##name parameters __asm__(#name); \
+  int trib_##name parameters { __VA_ARGS__; }
+
+#define TRIB_ENTER(collective, width, form, ...) \
+  return trib::mpi::enter<Collective::collective, width, Form::form>({__VA_ARGS__})
+
+// A reduction in its three forms.
+#define TRIB_REDUCTION(Name, IName, suffix, collective, width)                                    \
+  TRIB_REPLACE(MPI_##Name##suffix,                                                                \
+               (Word in, Word out, Word count, Word dtype, Word op, Word comm),                   \
+               TRIB_ENTER(collective, width, blocking, in, out, count, dtype, op, 0, comm, 0, 0)) \
+  TRIB_REPLACE(                                                                                   \
+      MPI_##IName##suffix,                                                                        \
+      (Word in, Word out, Word count, Word dtype, Word op, Word comm, Word request),              \
+      TRIB_ENTER(collective, width, nonblocking, in, out, count, dtype, op, 0, comm, 0, request))
+#define TRIB_REDUCTION_INIT(Name, suffix, collective, width)                                    \
+  TRIB_REPLACE(                                                                                 \
+      MPI_##Name##_init##suffix,                                                                \
+      (Word in, Word out, Word count, Word dtype, Word op, Word comm, Word info, Word request), \
+      TRIB_ENTER(collective, width, persistent, in, out, count, dtype, op, 0, comm, info,       \
+                 request))
+
+#define TRIB_ROOTED(suffix, width)                                                               \
+  TRIB_REPLACE(MPI_Reduce##suffix,                                                               \
+               (Word in, Word out, Word count, Word dtype, Word op, Word root, Word comm),       \
+               TRIB_ENTER(reduce, width, blocking, in, out, count, dtype, op, root, comm, 0, 0)) \
+  TRIB_REPLACE(                                                                                  \
+      MPI_Ireduce##suffix,                                                                       \
+      (Word in, Word out, Word count, Word dtype, Word op, Word root, Word comm, Word request),  \
+      TRIB_ENTER(reduce, width, nonblocking, in, out, count, dtype, op, root, comm, 0, request))
+#define TRIB_ROOTED_INIT(suffix, width)                                                     \
+  TRIB_REPLACE(                                                                             \
+      MPI_Reduce_init##suffix,                                                              \
+      (Word in, Word out, Word count, Word dtype, Word op, Word root, Word comm, Word info, \
+       Word request),                                                                       \
+      TRIB_ENTER(reduce, width, persistent, in, out, count, dtype, op, root, comm, info, request))
+
+#define TRIB_REDUCTIONS(suffix, width)                                           \
+  TRIB_REDUCTION(Allreduce, Iallreduce, suffix, allreduce, width)                \
+  TRIB_ROOTED(suffix, width)                                                     \
+  TRIB_REDUCTION(Reduce_scatter, Ireduce_scatter, suffix, reduce_scatter, width) \
+  TRIB_REDUCTION(Reduce_scatter_block, Ireduce_scatter_block, suffix, reduce_scatter_block, width)
+#define TRIB_REDUCTION_INITS(suffix, width)                          \
+  TRIB_REDUCTION_INIT(Allreduce, suffix, allreduce, width)           \
+  TRIB_ROOTED_INIT(suffix, width)                                    \
+  TRIB_REDUCTION_INIT(Reduce_scatter, suffix, reduce_scatter, width) \
+  TRIB_REDUCTION_INIT(Reduce_scatter_block, suffix, reduce_scatter_block, width)
+
+// A function on requests: its own of requests.hpp, if any of ours are held.
+#define TRIB_REQUESTS(Name, parameters, call, ...) \
+  TRIB_REPLACE(MPI_##Name, parameters,             \
+               return trib::mpi::with_requests(    \
+                   Entry::Name, [=] { return trib::mpi::call; }, __VA_ARGS__))
+#define TRIB_REQUEST(word) trib::mpi::to<MPI_Request>(word)
+#define TRIB_STATUS(word) trib::mpi::to<MPI_Status>(word)
+#define TRIB_INT(word) trib::mpi::to<int>(word)
+#define TRIB_COUNT(word) static_cast<int>(word)
 
 extern "C" {
 
-TRIB_REPLACE(MPI_Allreduce, allreduce, 4)
-TRIB_REPLACE_ROOTED(MPI_Reduce, reduce, 4)
-TRIB_REPLACE(MPI_Reduce_scatter, reduce_scatter, 4)
-TRIB_REPLACE(MPI_Reduce_scatter_block, reduce_scatter_block, 4)
+TRIB_REDUCTIONS(, 4)
 #if TRIB_MPI_LARGE_COUNT
-TRIB_REPLACE(MPI_Allreduce_c, allreduce, 8)
-TRIB_REPLACE_ROOTED(MPI_Reduce_c, reduce, 8)
-TRIB_REPLACE(MPI_Reduce_scatter_c, reduce_scatter, 8)
-TRIB_REPLACE(MPI_Reduce_scatter_block_c, reduce_scatter_block, 8)
+TRIB_REDUCTIONS(_c, 8)
 #endif
+#if TRIB_MPI_PERSISTENT
+TRIB_REDUCTION_INITS(, 4)
+#if TRIB_MPI_LARGE_COUNT
+TRIB_REDUCTION_INITS(_c, 8)
+#endif
+#endif
+
+TRIB_REQUESTS(Start, (Word request), start(TRIB_REQUEST(request)), request)
+TRIB_REQUESTS(Startall, (Word count, Word requests),
+              start_all(TRIB_COUNT(count), TRIB_REQUEST(requests)), count, requests)
+TRIB_REQUESTS(Wait, (Word request, Word status), wait(TRIB_REQUEST(request), TRIB_STATUS(status)),
+              request, status)
+TRIB_REQUESTS(Waitall, (Word count, Word requests, Word statuses),
+              wait_all(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_STATUS(statuses)), count,
+              requests, statuses)
+TRIB_REQUESTS(Waitany, (Word count, Word requests, Word index, Word status),
+              wait_any(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(index),
+                       TRIB_STATUS(status)),
+              count, requests, index, status)
+TRIB_REQUESTS(Waitsome, (Word count, Word requests, Word done, Word indices, Word statuses),
+              wait_some(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(done),
+                        TRIB_INT(indices), TRIB_STATUS(statuses)),
+              count, requests, done, indices, statuses)
+TRIB_REQUESTS(Test, (Word request, Word flag, Word status),
+              test(TRIB_REQUEST(request), TRIB_INT(flag), TRIB_STATUS(status)), request, flag,
+              status)
+TRIB_REQUESTS(Testall, (Word count, Word requests, Word flag, Word statuses),
+              test_all(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(flag),
+                       TRIB_STATUS(statuses)),
+              count, requests, flag, statuses)
+TRIB_REQUESTS(Testany, (Word count, Word requests, Word index, Word flag, Word status),
+              test_any(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(index), TRIB_INT(flag),
+                       TRIB_STATUS(status)),
+              count, requests, index, flag, status)
+TRIB_REQUESTS(Testsome, (Word count, Word requests, Word done, Word indices, Word statuses),
+              test_some(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(done),
+                        TRIB_INT(indices), TRIB_STATUS(statuses)),
+              count, requests, done, indices, statuses)
+TRIB_REQUESTS(Request_free, (Word request), free_request(TRIB_REQUEST(request)), request)
+TRIB_REQUESTS(Cancel, (Word request), cancel(TRIB_REQUEST(request)), request)
+TRIB_REQUESTS(Request_get_status, (Word request, Word flag, Word status),
+              get_status(trib::mpi::from_word<MPI_Request>(request), TRIB_INT(flag),
+                         TRIB_STATUS(status)),
+              request, flag, status)
+#if TRIB_MPI_STATUS_LISTS
+TRIB_REQUESTS(Request_get_status_all, (Word count, Word requests, Word flag, Word statuses),
+              get_status_all(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(flag),
+                             TRIB_STATUS(statuses)),
+              count, requests, flag, statuses)
+TRIB_REQUESTS(Request_get_status_any,
+              (Word count, Word requests, Word index, Word flag, Word status),
+              get_status_any(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(index),
+                             TRIB_INT(flag), TRIB_STATUS(status)),
+              count, requests, index, flag, status)
+TRIB_REQUESTS(Request_get_status_some,
+              (Word count, Word requests, Word done, Word indices, Word statuses),
+              get_status_some(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(done),
+                              TRIB_INT(indices), TRIB_STATUS(statuses)),
+              count, requests, done, indices, statuses)
+#endif
+
+TRIB_REPLACE(MPI_Barrier, (Word comm), return trib::mpi::with_settling(Entry::Barrier, comm, comm))
+TRIB_REPLACE(MPI_Bcast, (Word buffer, Word count, Word dtype, Word root, Word comm),
+             return trib::mpi::with_settling(Entry::Bcast, comm, buffer, count, dtype, root, comm))
+#define TRIB_GATHERING(Name)                                                                      \
+  TRIB_REPLACE(                                                                                   \
+      MPI_##Name,                                                                                 \
+      (Word in, Word in_count, Word in_type, Word out, Word out_count, Word out_type, Word comm), \
+      return trib::mpi::with_settling(Entry::Name, comm, in, in_count, in_type, out, out_count,   \
+                                      out_type, comm))
+#define TRIB_ROOTED_GATHERING(Name)                                                            \
+  TRIB_REPLACE(MPI_##Name,                                                                     \
+               (Word in, Word in_count, Word in_type, Word out, Word out_count, Word out_type, \
+                Word root, Word comm),                                                         \
+               return trib::mpi::with_settling(Entry::Name, comm, in, in_count, in_type, out,  \
+                                               out_count, out_type, root, comm))
+TRIB_ROOTED_GATHERING(Gather)
+TRIB_ROOTED_GATHERING(Scatter)
+TRIB_GATHERING(Allgather)
+TRIB_GATHERING(Alltoall)
+
+TRIB_REPLACE(MPI_Comm_dup, (Word comm, Word child),
+             return trib::mpi::with_child(Entry::Comm_dup, comm, child, comm, child))
+TRIB_REPLACE(MPI_Comm_dup_with_info, (Word comm, Word info, Word child),
+             return trib::mpi::with_child(Entry::Comm_dup_with_info, comm, child, comm, info,
+                                          child))
+TRIB_REPLACE(MPI_Comm_split, (Word comm, Word color, Word key, Word child),
+             return trib::mpi::with_child(Entry::Comm_split, comm, child, comm, color, key, child))
+TRIB_REPLACE(MPI_Comm_split_type, (Word comm, Word type, Word key, Word info, Word child),
+             return trib::mpi::with_child(Entry::Comm_split_type, comm, child, comm, type, key,
+                                          info, child))
+TRIB_REPLACE(MPI_Comm_create, (Word comm, Word group, Word child),
+             return trib::mpi::with_child(Entry::Comm_create, comm, child, comm, group, child))
+TRIB_REPLACE(MPI_Cart_create,
+             (Word comm, Word ndims, Word dims, Word periods, Word reorder, Word child),
+             return trib::mpi::with_child(Entry::Cart_create, comm, child, comm, ndims, dims,
+                                          periods, reorder, child))
+TRIB_REPLACE(MPI_Cart_sub, (Word comm, Word remain, Word child),
+             return trib::mpi::with_child(Entry::Cart_sub, comm, child, comm, remain, child))
+
+TRIB_REPLACE(MPI_Init, (Word argc, Word argv), return trib::mpi::init([=] {
+               return trib::mpi::library().call(Entry::Init, argc, argv);
+             }))
+TRIB_REPLACE(MPI_Init_thread, (Word argc, Word argv, Word required, Word provided),
+             return trib::mpi::init([=] {
+               return trib::mpi::library().call(Entry::Init_thread, argc, argv, required, provided);
+             }))
 
 int trib_finalize() __asm__("MPI_Finalize");
 int trib_finalize() {
-  return trib::mpi::finalize([] { return trib::mpi::library().call(Entry::finalize); });
+  return trib::mpi::finalize([] { return trib::mpi::library().call(Entry::Finalize); });
 }
 
 #if TRIB_MPI_SESSIONS
 int trib_session_init(Word, Word, Word) __asm__("MPI_Session_init");
 int trib_session_init(Word info, Word handler, Word session) {
   return trib::mpi::init_session(
-      [=] { return trib::mpi::library().call(Entry::session_init, info, handler, session); });
+      [=] { return trib::mpi::library().call(Entry::Session_init, info, handler, session); });
 }
 
 int trib_session_finalize(Word) __asm__("MPI_Session_finalize");
 int trib_session_finalize(Word session) {
   return trib::mpi::finalize_session(
-      [session] { return trib::mpi::library().call(Entry::session_finalize, session); });
+      [session] { return trib::mpi::library().call(Entry::Session_finalize, session); });
 }
 #endif
 

@@ -28,11 +28,12 @@ template <class Original>
 int intercept(const Call& call, Original original) noexcept {
   try {
     Member* member = find_member(call.comm);
-    if (!member) [[unlikely]] {
+    if (!member || member->declined || member->wants_background) [[unlikely]] {
       member = make_member(call.comm);
       if (!member) return original(call);  // the MPI says what is wrong
+      if (member->wants_background) prepare_background(*member);
+      if (member->declined) return leave_to_mpi(call, *member, *member->declined, original);
     }
-    if (member->declined) return leave_to_mpi(call, *member, *member->declined, original);
     if (!member->failure.empty()) [[unlikely]]
       throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
     Request request;

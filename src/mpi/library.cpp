@@ -25,9 +25,9 @@ std::atomic<const Library*> found_library;
 namespace {
 
 constexpr const char* kNames[kEntries] = {
-    "PMPI_Allreduce",   "PMPI_Reduce",       "PMPI_Reduce_scatter",   "PMPI_Reduce_scatter_block",
-    "PMPI_Allreduce_c", "PMPI_Reduce_c",     "PMPI_Reduce_scatter_c", "PMPI_Reduce_scatter_block_c",
-    "PMPI_Finalize",    "PMPI_Session_init", "PMPI_Session_finalize",
+#define TRIB_NAME(name) "PMPI_" #name,
+    TRIB_INTERCEPTED(TRIB_NAME)
+#undef TRIB_NAME
 };
 
 enum class Family { unknown, mpich, openmpi, abi };

@@ -5,28 +5,30 @@
 
 #include <atomic>
 
+#include "comm/request.hpp"
 #include "mpi/mpi_header.hpp"
 
 namespace trib::mpi {
 
-/// The functions that are intercepted, in the order of Library::original.
-enum class Entry {
-  allreduce,
-  reduce,
-  reduce_scatter,
-  reduce_scatter_block,
-  allreduce_c,
-  reduce_c,
-  reduce_scatter_c,
-  reduce_scatter_block_c,
-  finalize,
-  session_init,
-  session_finalize,
-};
-inline constexpr int kEntries = 11;
-
 // clang-format off
-// What is called in the MPI. All of it is in MPI 3.
+// The functions that are intercepted. The reductions come first, in the order of Form, width of a count and Collective:
+// see reduction_entry().
+#define TRIB_INTERCEPTED(X)                                                                               \
+  X(Allreduce) X(Reduce) X(Reduce_scatter) X(Reduce_scatter_block)                                        \
+  X(Allreduce_c) X(Reduce_c) X(Reduce_scatter_c) X(Reduce_scatter_block_c)                                \
+  X(Iallreduce) X(Ireduce) X(Ireduce_scatter) X(Ireduce_scatter_block)                                    \
+  X(Iallreduce_c) X(Ireduce_c) X(Ireduce_scatter_c) X(Ireduce_scatter_block_c)                            \
+  X(Allreduce_init) X(Reduce_init) X(Reduce_scatter_init) X(Reduce_scatter_block_init)                    \
+  X(Allreduce_init_c) X(Reduce_init_c) X(Reduce_scatter_init_c) X(Reduce_scatter_block_init_c)            \
+  X(Init) X(Init_thread) X(Finalize) X(Session_init) X(Session_finalize)                                  \
+  X(Start) X(Startall) X(Wait) X(Waitall) X(Waitany) X(Waitsome) X(Test) X(Testall) X(Testany) X(Testsome)\
+  X(Request_free) X(Cancel) X(Request_get_status)                                                         \
+  X(Request_get_status_all) X(Request_get_status_any) X(Request_get_status_some)                          \
+  X(Barrier) X(Bcast) X(Gather) X(Scatter) X(Allgather) X(Alltoall)                                       \
+  X(Comm_dup) X(Comm_dup_with_info) X(Comm_split) X(Comm_split_type) X(Comm_create)                       \
+  X(Cart_create) X(Cart_sub)
+
+// What else is called in the MPI. All of it is in MPI 3.
 #define TRIB_PMPI(X)                                                                                      \
   X(Initialized) X(Finalized)                                                                             \
   X(Comm_test_inter) X(Comm_size) X(Comm_rank)                                                            \
@@ -37,6 +39,8 @@ inline constexpr int kEntries = 11;
   X(Type_contiguous) X(Type_commit) X(Type_free) X(Type_set_name)                                         \
   X(Type_create_keyval) X(Type_free_keyval) X(Type_set_attr)                                              \
   X(Op_create) X(Op_free)                                                                                 \
+  X(Recv_init) X(Start) X(Request_free) X(Wait) X(Waitany) X(Waitsome)                                    \
+  X(Testall) X(Testany) X(Testsome) X(Request_get_status)                                                 \
   TRIB_PMPI_FORTRAN(X)
 #if TRIB_MPI_OPENMPI
 #define TRIB_PMPI_FORTRAN(X) X(Comm_f2c) X(Type_f2c) X(Op_f2c)
@@ -44,6 +48,20 @@ inline constexpr int kEntries = 11;
 #define TRIB_PMPI_FORTRAN(X)
 #endif
 // clang-format on
+
+enum class Entry {
+#define TRIB_ENTRY(name) name,
+  TRIB_INTERCEPTED(TRIB_ENTRY)
+#undef TRIB_ENTRY
+      count
+};
+inline constexpr int kEntries = static_cast<int>(Entry::count);
+
+constexpr Entry reduction_entry(Form form, int width, Collective collective) {
+  return static_cast<Entry>(static_cast<int>(form) * 2 * kCollectives +
+                            (width == 8 ? kCollectives : 0) + static_cast<int>(collective));
+}
+static_assert(reduction_entry(Form::persistent, 8, Collective::reduce) == Entry::Reduce_init_c);
 
 struct Library {
   /// Its handles and constants are those of this build. If not, only `original` may be used, with

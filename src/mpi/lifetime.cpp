@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "mpi/communicators.hpp"
 #include "mpi/library.hpp"
+#include "mpi/requests.hpp"
 #include "mpi/small_floats.hpp"
 #include "mpi/stats.hpp"
 
@@ -46,9 +47,14 @@ bool is_world_running() {
   return is_initialized() && !is_finalized && !is_initialized_by_session;
 }
 
+// So that nonblocking reductions, which may not wait for other ranks, find everything ready.
+void end_init() noexcept { begin_world(); }
+
 void begin_finalize() noexcept {
   if (finalize_depth++ > 0) return;
-  if (library().is_ours && is_world_running()) end_of_mpi(/*is_world=*/true);
+  if (!library().is_ours || !is_world_running()) return;
+  end_requests();
+  end_of_mpi(/*is_world=*/true);
 }
 
 // After the MPI's part: callbacks of the program that run in it may still reduce. Communicators of

@@ -15,6 +15,16 @@ bool is_world_running();
 /// MPI_Session_init, with `original` for the MPI's own.
 int init_session(const std::function<int()>& original);
 
+/// What there is to do after the MPI's own MPI_Init.
+void end_init() noexcept;
+
+template <class Original>
+int init(Original original) {
+  const int status = original();
+  if (status == 0) end_init();
+  return status;
+}
+
 /// What there is to do before and after the MPI's own MPI_Finalize.
 void begin_finalize() noexcept;
 void end_finalize() noexcept;

@@ -46,7 +46,7 @@ constinit Immortal<State> state;
 
 void add_to(Table& table, const Member& member) {
   if (!member.communicator) return;
-  for (const Communicator::Served& row : member.communicator->served())
+  for (const Served& row : member.communicator->served())
     table[{row.collective, row.algorithm}].add(
         {static_cast<double>(row.calls), static_cast<double>(row.bytes), row.seconds});
 }

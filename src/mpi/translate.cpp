@@ -234,6 +234,7 @@ std::optional<Decline> translate(const Call& call, int rank, int size, Request& 
     return Decline::undefined_op;
 
   request.collective = call.collective;
+  request.form = call.form;
   request.in = call.in;
   request.out = call.out;
   bool has_input = true, has_output = true;

@@ -20,6 +20,7 @@ struct Call {
   MPI_Op op;
   int root;
   MPI_Comm comm;
+  Form form = Form::blocking;
 };
 
 /// Builds the tables of handles. Idempotent, any thread.

@@ -15,126 +15,22 @@
 #include <random>
 
 #include "algorithm/registry.hpp"
+#include "support/calls.hpp"
 #include "support/sanitizer.hpp"
 #include "support/thread_ranks.hpp"
 
 namespace trib {
 namespace {
 
+using test::Call;
+using test::expect_no_errors;
+using test::random_call;
+
 using test::run_ranks;
 
 Config with_algorithm(std::string_view algorithm, Config config = {}) {
   std::strncpy(config.algorithm, std::string(algorithm).c_str(), sizeof config.algorithm - 1);
   return config;
-}
-
-/// What rank contributes to element i of call `salt`. Small integers: exact in float whatever the
-/// order.
-float contribution(int rank, std::size_t i, std::uint64_t salt) {
-  std::uint64_t h = (static_cast<std::uint64_t>(rank) * 0x9e3779b97f4a7c15u) ^
-                    (i * 0xc2b2ae3d27d4eb4fu) ^ (salt * 0x165667b19e3779f9u);
-  h ^= h >> 29;
-  h *= 0xbf58476d1ce4e5b9u;
-  return static_cast<float>((h >> 40) % 1000);
-}
-
-/// One call made and checked by one rank. Guards around the result show writes that do not belong
-/// there.
-struct Call {
-  Collective collective = Collective::allreduce;
-  std::vector<std::size_t> counts;  // reduce_scatters: of each rank
-  std::size_t count = 0;
-  int root = 0;
-  bool in_place = false;
-  std::uint64_t salt = 0;
-  std::size_t misalign = 0;  // elements; the byte offset is this plus one
-
-  /// Returns "" or what was wrong.
-  std::string make(Communicator& communicator) const {
-    const int rank = communicator.rank(), size = communicator.size();
-    const bool is_scattered = is_scatter(collective);
-    std::size_t total = count, offset = 0, length = count;
-    if (is_scattered) {
-      total = 0;
-      for (int r = 0; r < size; ++r) {
-        if (r == rank) offset = total;
-        total += counts[static_cast<std::size_t>(r)];
-      }
-      length = counts[static_cast<std::size_t>(rank)];
-    }
-    const bool has_result = collective != Collective::reduce || rank == root;
-    if (!has_result) length = 0;
-    const std::size_t shift = misalign * sizeof(float);
-    std::vector<std::byte> in(total * sizeof(float) + 64),
-        out(total * sizeof(float) + 128, std::byte{0xa5});
-    const bool is_in_place = in_place && (collective != Collective::reduce || rank == root);
-    std::byte* const output = out.data() + 32 + shift % 32;
-    std::byte* const input = is_in_place ? output : in.data() + shift;
-    for (std::size_t i = 0; i < total; ++i) {
-      const float value = contribution(rank, i, salt);
-      std::memcpy(input + i * sizeof value, &value, sizeof value);
-    }
-    Request request;
-    request.collective = collective;
-    request.in_place = is_in_place;
-    request.root = root;
-    request.count = collective == Collective::reduce_scatter_block ? length : count;
-    request.counts = {counts.data(), 8};
-    request.in = input;
-    request.out = has_result ? output : nullptr;
-    communicator.run(request);
-    for (std::size_t i = 0; i < length; ++i) {
-      float expected = contribution(0, offset + i, salt), got = 0;
-      for (int r = 1; r < size; ++r) expected += contribution(r, offset + i, salt);
-      std::memcpy(&got, output + i * sizeof got, sizeof got);
-      if (got != expected)
-        return "element " + std::to_string(i) + " of " + std::to_string(length) + ": " +
-               std::to_string(got) + ", expected " + std::to_string(expected);
-    }
-    const std::size_t end = is_in_place ? total : length;
-    for (std::size_t b = end * sizeof(float); output + b < out.data() + out.size(); ++b)
-      if (output[b] != std::byte{0xa5}) return "wrote behind its result";
-    if (!is_in_place)
-      for (std::size_t i = 0; i < total; ++i) {
-        const float value = contribution(rank, i, salt);
-        if (std::memcmp(input + i * sizeof value, &value, sizeof value) != 0)
-          return "changed its input";
-      }
-    return "";
-  }
-};
-
-Call random_call(std::mt19937_64& random, int size, std::size_t most) {
-  Call call;
-  call.collective = static_cast<Collective>(random() % kCollectives);
-  const auto pick = [&]() -> std::size_t {
-    switch (random() % 6) {
-      case 0:
-        return random() % 3;
-      case 1:
-        return random() % 16;
-      case 2:
-        return random() % 300;
-      default:
-        return random() % 4 == 0 ? random() % most : random() % (most / 16 + 1);
-    }
-  };
-  call.count = pick();
-  const std::size_t block = pick() / static_cast<std::size_t>(size);
-  for (int r = 0; r < size; ++r)
-    call.counts.push_back(call.collective == Collective::reduce_scatter_block ? block
-                          : random() % 3 == 0                                 ? 0
-                                              : pick() / static_cast<std::size_t>(size));
-  call.root = static_cast<int>(random() % static_cast<std::uint64_t>(size));
-  call.in_place = random() % 3 == 0;
-  call.salt = random();
-  call.misalign = random() % 5;
-  return call;
-}
-
-void expect_no_errors(const std::vector<std::string>& errors, const std::string& what) {
-  for (std::size_t rank = 0; rank < errors.size(); ++rank)
-    EXPECT_EQ(errors[rank], "") << what << ", rank " << rank;
 }
 
 class EveryAlgorithm : public testing::TestWithParam<int> {};

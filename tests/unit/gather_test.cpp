@@ -36,7 +36,7 @@ class Copies {
         channel_(channel),
         shape_(shape),
         all_(lower(all_ranks(*find_algorithm(row), shape), shape, reach)),
-        program_(channel.load(all_)) {}
+        program_(channel.load(all_[static_cast<std::size_t>(rank)])) {}
 
   void run(int call, std::size_t count, std::size_t slice, bool in_place) {
     const bool is_allgather = shape_.collective == Collective::allgather;

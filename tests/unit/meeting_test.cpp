@@ -68,7 +68,8 @@ TEST(Meeting, AllRanksBeginBeforeTheSameCall) {
             shape.size = size;
             const Algorithm& algorithm = *find_algorithm(name);
             const auto program =
-                channel->load(lower(all_ranks(algorithm, shape), shape, Reach::scratch));
+                channel->load(lower(all_ranks(algorithm, shape), shape,
+                                    Reach::scratch)[static_cast<std::size_t>(rank)]);
             const std::vector<std::size_t> begin{0, 1, 2, 3, 4, 5, 6, 7};
             std::mt19937 random(static_cast<unsigned>(rank));
             for (int call = 0; call < 300; ++call) {

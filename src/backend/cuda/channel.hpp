@@ -18,7 +18,7 @@ namespace trib::cuda {
 /// the call before it starts, and a host that sees a peer die ends the wait at once.
 inline constexpr double kTimeLimitSeconds = 60;
 
-class Channel final : public trib::Channel {
+class Channel final : public trib::DeviceChannel {
  public:
   static std::unique_ptr<Channel> open(Bootstrap& bootstrap, const Config& config,
                                        const void* pointer, std::string& why);

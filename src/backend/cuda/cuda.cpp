@@ -99,7 +99,7 @@ class Cuda final : public DeviceBackend {
     return is_on_device(dtype) && trib::is_defined(op, dtype);
   }
 
-  std::unique_ptr<trib::Channel> open(Bootstrap& bootstrap, const Config& config,
+  std::unique_ptr<trib::DeviceChannel> open(Bootstrap& bootstrap, const Config& config,
                                       const void* pointer, std::string& why) override {
     return Channel::open(bootstrap, config, pointer, why);
   }

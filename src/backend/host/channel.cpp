@@ -61,7 +61,12 @@ Process look_at(int pid) {
 
 std::string describe(const Signature& signature) {
   const auto collective = static_cast<Collective>(signature.collective);
-  std::string text = "MPI_" + std::string(name(collective));
+  std::string called(name(collective));
+  if (signature.form == 1)
+    called = "i" + called;
+  else if (signature.form == 2)
+    called += "_init";
+  std::string text = "MPI_" + called;
   text[4] = static_cast<char>(std::toupper(text[4]));
   if (signature.declined >= 0) return text + " in a form that is left to the MPI";
   text += " of " + std::to_string(signature.count) + " " +
@@ -73,6 +78,7 @@ std::string describe(const Signature& signature) {
 
 std::uint64_t pack(const Signature& signature) {
   return static_cast<std::uint64_t>(static_cast<std::uint32_t>(signature.root)) << 32 |
+         static_cast<std::uint64_t>(signature.form) << 28 |
          static_cast<std::uint64_t>(signature.collective) << 24 |
          static_cast<std::uint64_t>(signature.dtype) << 16 |
          static_cast<std::uint64_t>(signature.op) << 8 |
@@ -82,7 +88,8 @@ std::uint64_t pack(const Signature& signature) {
 Signature unpack(std::uint64_t packed) {
   Signature signature;
   signature.root = static_cast<std::int32_t>(packed >> 32);
-  signature.collective = static_cast<std::uint8_t>(packed >> 24);
+  signature.form = static_cast<std::uint8_t>(packed >> 28 & 0xf);
+  signature.collective = static_cast<std::uint8_t>(packed >> 24 & 0xf);
   signature.dtype = static_cast<std::uint8_t>(packed >> 16);
   signature.op = static_cast<std::uint8_t>(packed >> 8);
   signature.declined = static_cast<std::int8_t>(packed);
@@ -91,22 +98,34 @@ Signature unpack(std::uint64_t packed) {
 
 }  // namespace
 
+/// Collective: memory for the flags and for the scratch of messages that are not large.
+bool Channel::map_control(const Room& room, std::string& why) {
+  flags_ = room.flags;
+  small_bytes_ = round_up(room.bytes, kCacheLine);
+  const std::size_t lines_at = round_up(sizeof(Control), kCacheLine);
+  const std::size_t small_at =
+      lines_at + sizeof(Line) * static_cast<std::size_t>(kWindows * flags_);
+  control_ = Segment::open(bootstrap_, small_at + kWindows * small_bytes_, config_.segment, why);
+  if (!control_) return false;
+  peers_.resize(static_cast<std::size_t>(size_));
+  for (int rank = 0; rank < size_; ++rank) {
+    Peer& peer = peers_[rank];
+    std::byte* const region = control_->of(rank);
+    peer.control = reinterpret_cast<Control*>(region);
+    peer.lines = reinterpret_cast<Line*>(region + lines_at);
+    peer.small = region + small_at;
+  }
+  last_run_ = kWindows;  // so that "the run kWindows before" is never negative
+  return true;
+}
+
 std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& config,
                                        std::string& why) {
   auto channel = std::unique_ptr<Channel>(new Channel(bootstrap, config));
-  channel->rank_ = bootstrap.rank();
-  channel->size_ = bootstrap.size();
   const auto size = static_cast<std::size_t>(channel->size_);
   // A ring needs two lines per peer, which is the most of all algorithms.
-  channel->flags_ = 2 * channel->size_ + 16;
-
-  const std::size_t lines_at = round_up(sizeof(Control), kCacheLine);
-  const std::size_t small_at =
-      lines_at + sizeof(Line) * static_cast<std::size_t>(kWindows * channel->flags_);
-  channel->small_bytes_ = std::max(kSmallBytes, kSmallBytesPerRank * size);
-  channel->control_ =
-      Segment::open(bootstrap, small_at + kWindows * channel->small_bytes_, config.segment, why);
-  if (!channel->control_) return nullptr;
+  const Room room{2 * channel->size_ + 16, std::max(kSmallBytes, kSmallBytesPerRank * size)};
+  if (!channel->map_control(room, why)) return nullptr;
 
   struct Hello {
     std::int32_t pid;
@@ -122,13 +141,8 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
 
   bool can_attach = config.attach != Config::Attach::off;
   channel->can_see_processes_ = true;
-  channel->peers_.resize(size);
   for (int rank = 0; rank < channel->size_; ++rank) {
     Peer& peer = channel->peers_[rank];
-    std::byte* const region = channel->control_->of(rank);
-    peer.control = reinterpret_cast<Control*>(region);
-    peer.lines = reinterpret_cast<Line*>(region + lines_at);
-    peer.small = region + small_at;
     peer.pid = all[rank].pid;
     peer.start_time = all[rank].start_time;
     channel->can_see_processes_ = channel->can_see_processes_ && peer.start_time != 0 &&
@@ -146,7 +160,19 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   channel->can_attach_ =
       std::all_of(answers.begin(), answers.end(), [](char yes) { return yes != 0; });
   channel->current_ = {};
-  channel->last_run_ = kWindows;  // so that "the run kWindows before" is never negative
+  return channel;
+}
+
+std::unique_ptr<HostChannel> Channel::branch(const Room& room) {
+  auto channel = std::unique_ptr<Channel>(new Channel(bootstrap_, config_));
+  std::string why;
+  if (!channel->map_control(room, why)) return nullptr;
+  for (int rank = 0; rank < size_; ++rank) {
+    channel->peers_[rank].pid = peers_[rank].pid;
+    channel->peers_[rank].start_time = peers_[rank].start_time;
+  }
+  channel->can_attach_ = can_attach_;
+  channel->can_see_processes_ = can_see_processes_;
   return channel;
 }
 
@@ -167,8 +193,8 @@ std::size_t Channel::fit(int flags, int units, bool is_large) const {
   return room / static_cast<std::size_t>(units) / kCacheLine * kCacheLine;
 }
 
-std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all) {
-  return std::make_unique<Program>(*this, all[static_cast<std::size_t>(rank_)]);
+std::unique_ptr<trib::Program> Channel::load(const Schedule& own) {
+  return std::make_unique<Program>(*this, own);
 }
 
 void Channel::present(const Card& card) {
@@ -295,8 +321,8 @@ void Channel::check_alive(int blocked_on) {
 }
 
 void Channel::poison(const std::string& why) noexcept {
+  if (is_poisoned_.exchange(true)) return;
   State& state = peers_[rank_].control->state;
-  if (state.failed.load(std::memory_order_relaxed) != 0) return;
   std::strncpy(state.why, why.c_str(), sizeof state.why - 1);
   state.failed.store(1, std::memory_order_release);  // pairs with the acquire in diagnose()
 }

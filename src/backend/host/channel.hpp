@@ -88,11 +88,9 @@ class Channel final : public HostChannel {
   bool can_attach() const override { return can_attach_; }
   bool reserve_data() override;
   bool has_data() const override { return data_ != nullptr; }
+  std::unique_ptr<HostChannel> branch(const Room& room) override;
   std::size_t fit(int flags, int units, bool is_large) const;
-  std::unique_ptr<trib::Program> load(const std::vector<Schedule>& all) override;
-  Memory where(const void* pointer) const override {
-    return pointer == nullptr ? Memory::none : Memory::host;
-  }
+  std::unique_ptr<trib::Program> load(const Schedule& own) override;
   void announce(const Signature& signature) override;
   int missing() override;
   void diagnose(int blocked_on, std::uint64_t position) override;
@@ -116,7 +114,9 @@ class Channel final : public HostChannel {
     std::uint64_t start_time = 0;  // tells the process from a later one of the same number
   };
 
-  Channel(Bootstrap& bootstrap, const Config& config) : bootstrap_(bootstrap), config_(config) {}
+  Channel(Bootstrap& bootstrap, const Config& config)
+      : bootstrap_(bootstrap), config_(config), rank_(bootstrap.rank()), size_(bootstrap.size()) {}
+  bool map_control(const Room& room, std::string& why);
   [[noreturn]] void disagree(int peer) const;
   void compare(int peer);
 
@@ -124,9 +124,11 @@ class Channel final : public HostChannel {
   const Config config_;
   std::unique_ptr<Segment> control_, data_;
   std::vector<Peer> peers_;
-  int rank_ = 0, size_ = 1, flags_ = 0;
+  const int rank_, size_;
+  int flags_ = 0;
   std::size_t small_bytes_ = 0;  // per window
   bool can_attach_ = false, can_see_processes_ = false;
+  std::atomic<bool> is_poisoned_{false};
   Signature current_;
   int suspect_ = -1;                    // a peer that has left our call, ...
   std::uint64_t suspect_position_ = 0;  // ... and where we stood when we saw that

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/background.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+namespace trib {
+
+/// A channel and the tasks that take turns on it.
+struct Lane {
+  std::unique_ptr<HostChannel> channel;
+  Plans plans;
+  Path* path = nullptr;   // persistent: of its only task
+  Task* first = nullptr;  // the one that runs, or runs next
+  Task* last = nullptr;
+  Operation* operation = nullptr;  // of `first`, once launched
+  std::size_t place = 0;           // in Background::busy_
+
+  Lane(Group& group, std::unique_ptr<HostChannel> its_channel, std::size_t rows)
+      : channel(std::move(its_channel)), plans(group, *channel, rows, /*has_no_data=*/true) {}
+};
+
+std::atomic<int> Background::tasks_under_way{0};
+
+namespace {
+
+/// Nonblocking operations of a communicator that run at once.
+constexpr int kLanes = 4;
+constexpr std::size_t kLaneRows = 8;
+/// Scratch of a lane, per rank and window: pieces of large messages. A persistent operation takes
+/// what it needs up to kMostBytes, and less where memory is short.
+constexpr std::size_t kLaneBytes = 16 << 10;
+constexpr std::size_t kMostBytes = 512 << 10;
+
+/// All communicators that have lanes. Never destroyed: the helper looks at it until the end.
+struct Registry {
+  std::mutex mutex;
+  std::vector<Background*> all;
+};
+Registry& registry() {
+  static Registry& registry = *new Registry;
+  return registry;
+}
+
+/// Counts the looks that callers take at their tasks, so that the helper knows when none does.
+std::atomic<std::uint64_t> looks{0};
+
+/// Drives tasks whose ranks do something else: MPI wants them to come to an end although a rank
+/// sits in a call that is not ours. It never calls the MPI.
+class Helper {
+ public:
+  /// `is_eager`: it does not wait until nobody else looks.
+  static void need(bool is_eager) {
+    static Helper& helper = *new Helper(is_eager);
+    if (helper.is_asleep_.load()) helper.wake();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr auto kTick = std::chrono::milliseconds(1);
+  static constexpr int kIdleTicks = 20;  // before it sleeps until there is something to do
+
+  explicit Helper(bool is_eager) : is_eager_(is_eager) {
+    // Signals are for the program's own threads.
+    sigset_t all, before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread([this] { run(); }).detach();
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void wake() {
+    const std::lock_guard lock(mutex_);
+    wake_.notify_one();
+  }
+
+  void sleep() {
+    std::unique_lock lock(mutex_);
+    // Sequentially consistent, as enqueue()'s count and need()'s look are: either this sees the
+    // new task, or need() sees that we sleep.
+    is_asleep_.store(true);
+    wake_.wait(lock, [] { return Background::is_any_under_way(); });
+    is_asleep_.store(false);
+  }
+
+  void run() {
+    int idle = 0;
+    for (std::uint64_t seen = 0;;) {
+      if (!Background::is_any_under_way()) {
+        if (++idle > kIdleTicks || is_eager_) {
+          sleep();
+          idle = 0;
+        } else {
+          std::this_thread::sleep_for(kTick);
+        }
+        continue;
+      }
+      idle = 0;
+      if (!is_eager_) {
+        std::this_thread::sleep_for(kTick);
+        const std::uint64_t now = looks.load(std::memory_order_relaxed);
+        if (now != seen) {
+          seen = now;
+          continue;
+        }
+      }
+      // While nobody else looks, and as long as it may be of use.
+      for (const auto start = Clock::now(); Clock::now() - start < kTick; ::sched_yield())
+        if (!Background::progress_all()) break;
+      seen = looks.load(std::memory_order_relaxed);
+    }
+  }
+
+  const bool is_eager_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<bool> is_asleep_{false};
+};
+
+}  // namespace
+
+Task::Task() = default;
+Task::~Task() = default;
+
+void SpinLock::lock() {
+  for (int spins = 0; !try_lock();) {
+    if (++spins % 64 == 0)
+      ::sched_yield();
+    else
+      __builtin_ia32_pause();
+  }
+}
+
+Background::Background(Group& group, HostChannel& main, Bootstrap& bootstrap)
+    : group_(group), main_(main), bootstrap_(bootstrap) {
+  const std::lock_guard lock(registry().mutex);
+  registry().all.push_back(this);
+}
+
+Background::~Background() {
+  {
+    const std::lock_guard lock(registry().mutex);
+    std::erase(registry().all, this);
+  }
+  const std::lock_guard lock(lock_);
+  end_all(Error(Code::unusable, "the communicator is gone"));
+}
+
+bool Background::open_lanes() {
+  if (has_lanes()) return true;
+  const int size = group_.size;
+  std::vector<std::unique_ptr<Lane>> lanes;
+  for (int i = 0; i < kLanes; ++i) {
+    auto channel = main_.branch({2 * size + 16, std::max(kLaneBytes, 256 * std::size_t(size))});
+    if (!channel) return false;
+    lanes.push_back(std::make_unique<Lane>(group_, std::move(channel), kLaneRows));
+  }
+  const std::lock_guard lock(lock_);
+  lanes_ = std::move(lanes);
+  return true;
+}
+
+bool Background::prepare(Task& task) {
+  const Request& request = task.request_;
+  Plans sketch(group_, main_, 1, /*has_no_data=*/true);
+  const Plan& plan = sketch.find(request);
+  task.bytes_ = plan.bytes;
+  if (plan.bytes == 0) {
+    // Nobody leaves before all have come: HostChannel::missing() counts on it.
+    std::vector<char> all(static_cast<std::size_t>(group_.size));
+    const char mine = 0;
+    bootstrap_.exchange(&mine, all.data(), 1);
+    return true;
+  }
+  const Choice choice = sketch.choose(plan, Route::host);
+  const Schedule& schedule = group_.schedule(request.collective, choice, request.root);
+  const std::size_t longest = sketch.longest_chunk_of(plan, schedule.chunks);
+  const std::size_t units = static_cast<std::size_t>(std::max(schedule.units, 1));
+  const std::size_t least = units * 64;
+  std::size_t wanted = units * (std::min(choice.slice_bytes, longest) + 63) / 64 * 64;
+  wanted = std::clamp(wanted, least, std::max(least, kMostBytes));
+  for (;; wanted = std::max(least, wanted / 8)) {
+    if (auto channel = main_.branch({schedule.flags, wanted})) {
+      auto lane = std::make_unique<Lane>(group_, std::move(channel), 1);
+      Plan& own = lane->plans.find(request);
+      lane->channel->announce(own.signature);
+      lane->path = &lane->plans.path(own, Route::host);
+      task.lane_ = lane.get();
+      task.own_lane_ = std::move(lane);
+      const std::lock_guard lock(lock_);
+      own_lanes_.push_back(task.lane_);
+      return true;
+    }
+    if (wanted == least) return false;
+  }
+}
+
+void Background::dismiss(Task& task) {
+  if (!task.own_lane_) return;
+  const std::lock_guard lock(lock_);
+  task.own_lane_->plans.add_served(Form::persistent, served_before_);
+  std::erase(own_lanes_, task.lane_);
+  task.own_lane_.reset();
+  task.lane_ = nullptr;
+}
+
+void Background::post(Task& task) {
+  const std::lock_guard lock(lock_);
+  if (has_failed()) throw Error(Code::unusable, failure_);
+  enqueue(task, *lanes_[posts_++ % lanes_.size()]);
+}
+
+void Background::start(Task& task) {
+  const std::lock_guard lock(lock_);
+  if (has_failed()) throw Error(Code::unusable, failure_);
+  enqueue(task, *task.lane_);
+}
+
+void Background::enqueue(Task& task, Lane& lane) {
+  task.lane_ = &lane;
+  task.next_ = nullptr;
+  task.error_.reset();
+  task.is_under_way_.store(true, std::memory_order_relaxed);
+  tasks_under_way.fetch_add(1);
+  if (lane.first == nullptr) {
+    lane.place = busy_.size();
+    busy_.push_back(&lane);
+    lane.first = lane.last = &task;
+    advance_lane(lane, 0);
+  } else {
+    lane.last->next_ = &task;
+    lane.last = &task;
+  }
+  if (group_.config.progress != Config::Progress::calls && !task.is_done())
+    Helper::need(group_.config.progress == Config::Progress::thread);
+}
+
+void Background::launch(Lane& lane, Task& task) {
+  Path* path = lane.path;
+  if (path == nullptr) {
+    Plan& plan = lane.plans.find(task.request_);
+    lane.channel->announce(plan.signature);
+    path = &lane.plans.path(plan, Route::host);
+  }
+  path->arguments.in = task.in_;
+  path->arguments.out = task.out_;
+  ++path->loaded->calls;
+  path->loaded->bytes += task.bytes_;
+  lane.operation = &path->loaded->program->launch(path->arguments);
+}
+
+void Background::advance_lane(Lane& lane, int polls) noexcept {
+  looks.store(looks.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  while (Task* const task = lane.first) {
+    try {
+      if (lane.operation == nullptr) launch(lane, *task);
+      if (!lane.operation->advance(polls)) return;
+    } catch (const Error& error) {
+      return fail_all(error);
+    } catch (const std::exception& error) {  // out of memory, say
+      return fail_all(Error(Code::system, error.what()));
+    }
+    lane.operation = nullptr;
+    lane.first = task->next_;
+    finish(*task);
+  }
+  busy_.back()->place = lane.place;
+  busy_[lane.place] = busy_.back();
+  busy_.pop_back();
+}
+
+/// From here on the task may be gone.
+void Background::finish(Task& task) {
+  // Release: pairs with is_done(); what the operation wrote comes with it.
+  task.is_under_way_.store(false, std::memory_order_release);
+  tasks_under_way.fetch_sub(1);
+}
+
+int Background::advance_lane_of(const Task& task, int polls) {
+  const std::lock_guard lock(lock_);
+  if (task.is_done()) return kDone;
+  Lane& lane = *task.lane_;
+  advance_lane(lane, polls);
+  if (task.is_done()) return kDone;
+  return lane.operation->blocked_on();
+}
+
+void Background::diagnose(const Task& task, int peer) {
+  const std::lock_guard lock(lock_);
+  if (task.is_done()) return;
+  task.lane_->channel->diagnose(peer, task.lane_->operation->position());
+}
+
+void Background::check_alive(const Task& task, int peer) {
+  const std::lock_guard lock(lock_);
+  if (!task.is_done()) task.lane_->channel->check_alive(peer);
+}
+
+void Background::fail(const Error& error) noexcept {
+  const std::lock_guard lock(lock_);
+  fail_all(error);
+}
+
+void Background::fail_all(const Error& error) noexcept {
+  if (!has_failed()) {
+    failure_ = error.what();
+    has_failed_.store(true, std::memory_order_release);
+    main_.poison(failure_);
+    for (const auto& lane : lanes_) lane->channel->poison(failure_);
+    for (Lane* const lane : own_lanes_) lane->channel->poison(failure_);
+  }
+  end_all(error);
+}
+
+void Background::end_all(const Error& error) noexcept {
+  for (Lane* const lane : busy_) {
+    lane->operation = nullptr;
+    while (Task* const task = lane->first) {
+      lane->first = task->next_;
+      task->error_ = error;
+      finish(*task);
+    }
+  }
+  busy_.clear();
+}
+
+bool Background::progress_others() noexcept {
+  const std::unique_lock lock(registry().mutex, std::try_to_lock);
+  if (!lock) return true;
+  for (Background* const background : registry().all) background->progress();
+  return true;
+}
+
+void Background::progress() noexcept {
+  if (!lock_.try_lock()) return;
+  const std::lock_guard lock(lock_, std::adopt_lock);
+  // From the end: a lane that comes to its end gives its place to the last one.
+  for (std::size_t i = busy_.size(); i > 0; --i)
+    if (i <= busy_.size()) advance_lane(*busy_[i - 1], 0);
+}
+
+void Background::add_served(std::vector<Served>& rows) {
+  const std::lock_guard lock(lock_);
+  rows.insert(rows.end(), served_before_.begin(), served_before_.end());
+  for (const auto& lane : lanes_) lane->plans.add_served(Form::nonblocking, rows);
+  for (const Lane* const lane : own_lanes_) lane->plans.add_served(Form::persistent, rows);
+}
+
+}  // namespace trib

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Reductions that go on while their callers do something else: nonblocking ones, and persistent
+// ones that were started. communicator.hpp has the interface; here is who drives them, and when.
+//
+// Nonblocking ones are dealt out to a few lanes in the order in which they are posted, which is the
+// same on all ranks; within a lane one runs after the other. A persistent one has a lane of its
+// own, so that starts may come in any order. Every rank that waits for anything drives all lanes of
+// its process, and where a rank does not look for a millisecond, a thread does (TRIB_PROGRESS).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "comm/plans.hpp"
+#include "comm/staging.hpp"
+
+namespace trib {
+
+class Background;
+struct Lane;
+
+/// One reduction, from its post (or start) to its end. Must stay where it is until is_done().
+class Task {
+ public:
+  Task();
+  ~Task();
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+
+  /// Not under way: never posted, or done.
+  bool is_done() const { return !is_under_way_.load(std::memory_order_acquire); }
+
+ private:
+  friend class Background;
+  friend class Communicator;
+
+  Request request_;
+  std::vector<std::int64_t> counts_;  // a copy of recvcounts
+  std::size_t bytes_ = 0;             // of the vector
+  Lane* lane_ = nullptr;
+  std::unique_ptr<Lane> own_lane_;  // persistent
+  Task* next_ = nullptr;            // in the lane
+  const void* in_ = nullptr;  // what the operation reads and writes: the caller's buffers, ...
+  void* out_ = nullptr;
+  StagingBuffer staged_in_, staged_out_;  // ... or these, for buffers on a device
+  std::size_t fetched_bytes_ = 0;         // of staged_out_, to be copied to request_.out at the end
+  std::optional<Error> error_;            // written before is_under_way_ is cleared
+  std::atomic<bool> is_under_way_{false};
+};
+
+/// Short critical sections, seldom contended.
+class SpinLock {
+ public:
+  void lock();
+  bool try_lock() { return !is_locked_.exchange(true, std::memory_order_acquire); }
+  void unlock() { is_locked_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> is_locked_{false};
+};
+
+/// The lanes of one communicator. Safe to use from several threads.
+class Background {
+ public:
+  /// `main` is the communicator's channel for blocking calls.
+  Background(Group& group, HostChannel& main, Bootstrap& bootstrap);
+  ~Background();
+  Background(const Background&) = delete;
+  Background& operator=(const Background&) = delete;
+
+  /// Collective. False (on all ranks alike): there is no memory. Idempotent.
+  bool open_lanes();
+  bool has_lanes() const { return !lanes_.empty(); }
+
+  /// Collective: gives `task`, whose request is filled in, a lane and a program. False (on all
+  /// ranks alike): there is no memory.
+  bool prepare(Task& task);
+  /// The task's lane is gone. Not to be called while it is under way.
+  void dismiss(Task& task);
+
+  /// Nonblocking: the next lane that has its turn takes `task`.
+  void post(Task& task);
+  /// Persistent.
+  void start(Task& task);
+
+  /// Drives the task's lane. A rank that is waited for, or -1, or kDone.
+  int advance(const Task& task, int polls) {
+    return task.is_done() ? kDone : advance_lane_of(task, polls);
+  }
+  static constexpr int kDone = -2;
+  void diagnose(const Task& task, int peer);
+  void check_alive(const Task& task, int peer);
+
+  /// All tasks end with `error`; peers that wait for this rank get it.
+  void fail(const Error& error) noexcept;
+  /// Set once a task failed.
+  bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
+  std::string failure() const { return failure_; }  ///< once has_failed()
+
+  /// Adds what was served to `rows`.
+  void add_served(std::vector<Served>& rows);
+
+  /// Drives all lanes of all communicators of this process, as far as they go at once. False: there
+  /// was nothing to do.
+  static bool progress_all() noexcept {
+    return tasks_under_way.load(std::memory_order_relaxed) > 0 && progress_others();
+  }
+  static bool is_any_under_way() { return tasks_under_way.load() > 0; }
+
+ private:
+  static bool progress_others() noexcept;
+  void progress() noexcept;
+  int advance_lane_of(const Task& task, int polls);
+  void advance_lane(Lane& lane, int polls) noexcept;
+  void enqueue(Task& task, Lane& lane);
+  void launch(Lane& lane, Task& task);
+  void finish(Task& task);
+  void fail_all(const Error& error) noexcept;
+  void end_all(const Error& error) noexcept;
+
+  static std::atomic<int> tasks_under_way;
+
+  Group& group_;
+  HostChannel& main_;
+  Bootstrap& bootstrap_;
+  SpinLock lock_;  // of everything below
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<Lane*> own_lanes_;  // of persistent tasks
+  std::vector<Lane*> busy_;       // of both kinds
+  std::uint64_t posts_ = 0;
+  std::vector<Served> served_before_;  // by lanes that are gone
+  std::string failure_;
+  std::atomic<bool> has_failed_{false};
+};
+
+}  // namespace trib

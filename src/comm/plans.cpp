@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/plans.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/log.hpp"
+#include "comm/cut.hpp"
+
+namespace trib {
+namespace {
+
+/// Results of at least so many bytes are stored past the caches.
+constexpr std::size_t kStreamBytes = 8u << 20;
+
+}  // namespace
+
+Shape Group::shape(Collective collective, int root) const {
+  Shape shape;
+  shape.collective = collective;
+  shape.size = size;
+  shape.root = root;
+  shape.node_of = node_of;
+  return shape;
+}
+
+const Schedule& Group::schedule(Collective collective, const Choice& choice, int root) {
+  const std::lock_guard lock(mutex_);
+  const auto [found, is_new] =
+      schedules_.try_emplace({collective, choice.algorithm, root, choice.reach});
+  if (is_new) {
+    const Shape all = shape(collective, root);
+    found->second = std::move(lower(all_ranks(*choice.algorithm, all), all,
+                                    choice.reach)[static_cast<std::size_t>(rank)]);
+  }
+  return found->second;
+}
+
+Plans::Plans(Group& group, HostChannel& channel, std::size_t rows, bool has_no_data)
+    : group_(group), channel_(channel), has_no_data_(has_no_data), plans_(rows) {}
+
+void Plans::make(Plan& plan, const Request& request) const {
+  plan.is_made = false;
+  plan.request = request;
+  plan.seen_in = plan.seen_out = nullptr;
+  const auto size = static_cast<std::size_t>(group_.size);
+  std::size_t total = request.count, own = request.count;
+  if (request.collective == Collective::reduce_scatter) {
+    plan.counts.resize(size);
+    total = 0;
+    for (int rank = 0; rank < group_.size; ++rank)
+      total += plan.counts[static_cast<std::size_t>(rank)] = request.counts[rank];
+    own = plan.counts[static_cast<std::size_t>(group_.rank)];
+  } else if (request.collective == Collective::reduce_scatter_block) {
+    plan.counts.assign(size, request.count);
+    total = request.count * size;
+  }
+  plan.bytes = total * bytes(request.dtype);
+  plan.out_bytes = own * bytes(request.dtype);
+
+  Signature& signature = plan.signature;
+  signature = {};
+  signature.count = total;
+  signature.root = request.root;
+  signature.collective = static_cast<std::uint8_t>(request.collective);
+  signature.dtype = static_cast<std::uint8_t>(request.dtype);
+  signature.op = static_cast<std::uint8_t>(request.op);
+  signature.form = static_cast<std::uint8_t>(request.form);
+  std::uint64_t hash = mix(0x7472u, total);
+  hash = mix(hash, static_cast<std::uint64_t>(request.root));
+  hash = mix(hash, std::uint64_t{signature.form} << 24 | std::uint64_t{signature.collective} << 16 |
+                       std::uint64_t{signature.dtype} << 8 | signature.op);
+  if (request.collective == Collective::reduce_scatter)
+    for (const std::size_t count : plan.counts) hash = mix(hash, count);
+  signature.hash = hash;
+
+  for (Path& path : plan.paths) path.is_made = false;
+  plan.is_made = true;
+}
+
+Loaded& Plans::load(const Request& request, const Choice& choice, DeviceChannel* device) {
+  Loaded& loaded = programs_[{request.collective, choice.algorithm, request.root, choice.reach,
+                              device != nullptr}];
+  if (loaded.program) return loaded;
+  loaded.algorithm = choice.algorithm;
+  loaded.collective = request.collective;
+  if (device != nullptr) {
+    const Shape shape = group_.shape(request.collective, request.root);
+    const std::vector<Schedule> all =
+        lower(all_ranks(*choice.algorithm, shape), shape, choice.reach);
+    loaded.chunks = static_cast<std::size_t>(all[0].chunks);
+    loaded.program = device->load(all);
+  } else {
+    const Schedule& schedule = group_.schedule(request.collective, choice, request.root);
+    loaded.chunks = static_cast<std::size_t>(schedule.chunks);
+    loaded.program = channel_.load(schedule);
+  }
+  return loaded;
+}
+
+Key Plans::key_of(const Plan& plan, Route route) const {
+  Key key;
+  key.collective = plan.request.collective;
+  key.size = group_.size;
+  key.bytes = plan.bytes;
+  key.can_attach = channel_.can_attach();
+  key.place = route == Route::device   ? Key::Place::device
+              : route == Route::staged ? Key::Place::staged
+                                       : Key::Place::host;
+  return key;
+}
+
+Choice Plans::choose(const Plan& plan, Route route) const {
+  return select(key_of(plan, route), group_.config);
+}
+
+void Plans::cut(std::vector<std::size_t>& begin, const Plan& plan, std::size_t chunks) const {
+  const std::size_t element = bytes(plan.request.dtype);
+  const bool is_by_rank =
+      is_scatter(plan.request.collective) && chunks == static_cast<std::size_t>(group_.size);
+  cut_chunks(begin, chunks, plan.bytes / element, element,
+             is_by_rank ? plan.counts.data() : nullptr);
+}
+
+std::size_t Plans::longest_chunk_of(const Plan& plan, int chunks) const {
+  std::vector<std::size_t> begin;
+  cut(begin, plan, static_cast<std::size_t>(chunks));
+  return longest_chunk(begin) * bytes(plan.request.dtype);
+}
+
+/// Chooses the algorithm, loads its program if it is new here, and cuts the vector into chunks and
+/// slices.
+void Plans::make_path(Plan& plan, Path& path, Route route, DeviceChannel* device) {
+  const Request& request = plan.request;
+  const Config& config = group_.config;
+  const std::size_t element = bytes(request.dtype);
+  const bool is_device = route == Route::device;
+  if (!is_device) device = nullptr;
+  path.choice = choose(plan, route);
+
+  // The room with (large) and without: on the host a larger scratch, on devices another protocol.
+  const auto fit = [&](bool is_large) -> std::size_t {
+    if (is_device ? is_large == path.choice.is_packet : is_large && has_no_data_) return 0;
+    return path.loaded->program->fit(is_large);
+  };
+  path.loaded = &load(request, path.choice, device);
+  if (std::max(fit(false), fit(true)) < element) {
+    // Only for algorithms that were asked for by name: those of the table need few slots.
+    log_once(Config::Log::warn, "TRIB_ALGORITHM=" + std::string(config.algorithm) +
+                                    " has no room in shared memory for " +
+                                    std::string(name(request.collective)) + " over " +
+                                    std::to_string(group_.size) + " ranks; the default is used");
+    Config automatic = config;
+    std::strcpy(automatic.algorithm, "auto");
+    path.choice = select(key_of(plan, route), automatic);
+    path.loaded = &load(request, path.choice, device);
+    if (std::max(fit(false), fit(true)) < element)
+      throw Error(Code::internal,
+                  "no room in shared memory for " + std::string(path.choice.algorithm->name));
+  }
+
+  const std::size_t chunks = path.loaded->chunks;
+  Arguments& arguments = path.arguments;
+  arguments.signature = plan.signature;
+  arguments.dtype = request.dtype;
+  arguments.op = request.op;
+  cut(path.chunk_begin, plan, chunks);
+  arguments.chunk_begin = path.chunk_begin.data();
+  arguments.chunks = chunks;
+  arguments.longest = longest_chunk(path.chunk_begin);
+  path.is_made = true;
+  if (is_device)
+    return cut_passes(arguments, path.choice, *path.loaded->program, device->max_blocks(), config);
+  const std::size_t longest = std::max(arguments.longest * element, std::size_t{1});
+  std::size_t slice = std::min(path.choice.slice_bytes, longest);
+  arguments.is_large = slice > fit(false) && !has_no_data_;
+  slice = std::min(slice, fit(arguments.is_large));
+  arguments.store = plan.bytes >= kStreamBytes ? Store::stream : Store::cached;
+  if (slice > 64) slice = slice / 64 * 64;
+  arguments.slice = std::max<std::size_t>(slice / element, 1);
+}
+
+void Plans::add_served(Form form, std::vector<Served>& rows) const {
+  for (const auto& [key, loaded] : programs_)
+    if (loaded.calls > 0)
+      rows.push_back({loaded.collective, form, loaded.algorithm->name.data(), loaded.calls,
+                      loaded.bytes, loaded.seconds});
+}
+
+void Plans::do_without_data(Plan& plan) {
+  has_no_data_ = true;
+  for (Plan& other : plans_) other.is_made = false;
+  for (Path& path : plan.paths) path.is_made = false;
+  plan.is_made = true;
+}
+
+}  // namespace trib

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What can be worked out before a call, and is kept for the next one like it: the algorithm, its
+// program on a channel, how the vector is cut.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "backend/backend.hpp"
+#include "base/config.hpp"
+#include "comm/request.hpp"
+#include "tune/select.hpp"
+
+namespace trib {
+
+/// One step of a hash.
+constexpr std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+  return hash ^ (hash >> 29);
+}
+
+/// What is the same for all calls of a communicator. Safe to use from several threads.
+struct Group {
+  int rank = 0, size = 1;
+  std::vector<int> node_of;
+  Config config;
+
+  /// This rank's lowered schedule, made when it is asked for first.
+  const Schedule& schedule(Collective collective, const Choice& choice, int root);
+  Shape shape(Collective collective, int root) const;
+
+ private:
+  std::mutex mutex_;
+  std::map<std::tuple<Collective, const Algorithm*, int, Reach>, Schedule> schedules_;
+};
+
+/// Where a call runs. Staged: on the host, although buffers are on a device.
+enum class Route : std::uint8_t { host, staged, device };
+
+/// A lowered schedule on a channel, and what it has served.
+struct Loaded {
+  const Algorithm* algorithm = nullptr;
+  Collective collective{};
+  std::size_t chunks = 1;
+  std::unique_ptr<Program> program;
+  std::uint64_t calls = 0, bytes = 0;
+  double seconds = 0;
+};
+
+/// Counted per communicator, read at the end.
+struct Served {
+  Collective collective;
+  Form form;
+  const char* algorithm;
+  std::uint64_t calls, bytes;
+  double seconds;
+};
+
+/// An algorithm's program, and how a vector is cut for it.
+struct Path {
+  bool is_made = false;
+  Choice choice;
+  Loaded* loaded = nullptr;
+  std::vector<std::size_t> chunk_begin;
+  Arguments arguments;
+};
+
+struct Plan {
+  bool is_made = false;
+  Request request;  // what it is for; pointers unused
+  std::vector<std::size_t> counts;
+  std::size_t bytes = 0;      // of the vector
+  std::size_t out_bytes = 0;  // of this rank's result
+  Signature signature;
+  std::array<Path, 3> paths;      // by Route, made when they are needed first
+  const void* seen_in = nullptr;  // the buffers of the last call, which used no device
+  const void* seen_out = nullptr;
+
+  bool is_for(const Request& other, int size) const;
+};
+
+/// The plans and programs of one channel of the host and, for blocking calls, of one of a device.
+class Plans {
+ public:
+  /// Keeps `rows` plans: a power of two. `has_no_data`: HostChannel::reserve_data() is not to be
+  /// called.
+  Plans(Group& group, HostChannel& channel, std::size_t rows, bool has_no_data);
+
+  Plan& find(const Request& request) {
+    Plan& plan = plans_[hash(request) & (plans_.size() - 1)];
+    if (!plan.is_for(request, group_.size)) make(plan, request);
+    return plan;
+  }
+  /// `device` is the device's channel; it is used on that route only.
+  Path& path(Plan& plan, Route route, DeviceChannel* device = nullptr) {
+    Path& path = plan.paths[static_cast<std::size_t>(route)];
+    if (!path.is_made) [[unlikely]]
+      make_path(plan, path, route, device);
+    return path;
+  }
+  /// There is no memory for large messages: all paths are made anew. `plan` stays a plan for what
+  /// it was for.
+  void do_without_data(Plan& plan);
+
+  /// What the table says.
+  Choice choose(const Plan& plan, Route route) const;
+  /// Bytes of the longest chunk, if the vector is cut into so many.
+  std::size_t longest_chunk_of(const Plan& plan, int chunks) const;
+  void add_served(Form form, std::vector<Served>& rows) const;
+
+ private:
+  std::uint64_t hash(const Request& request) const;
+  void make(Plan& plan, const Request& request) const;
+  void make_path(Plan& plan, Path& path, Route route, DeviceChannel* device);
+  Key key_of(const Plan& plan, Route route) const;
+  void cut(std::vector<std::size_t>& begin, const Plan& plan, std::size_t chunks) const;
+  Loaded& load(const Request& request, const Choice& choice, DeviceChannel* device);
+
+  Group& group_;
+  HostChannel& channel_;
+  bool has_no_data_;
+  std::vector<Plan> plans_;  // direct mapped: calls that alternate between a few shapes find theirs
+  std::map<std::tuple<Collective, const Algorithm*, int, Reach, bool>, Loaded> programs_;
+};
+
+inline bool Plan::is_for(const Request& other, int size) const {
+  if (!is_made || request.collective != other.collective || request.dtype != other.dtype ||
+      request.op != other.op || request.root != other.root)
+    return false;
+  if (other.collective != Collective::reduce_scatter) return request.count == other.count;
+  for (int rank = 0; rank < size; ++rank)
+    if (counts[static_cast<std::size_t>(rank)] != other.counts[rank]) return false;
+  return true;
+}
+
+inline std::uint64_t Plans::hash(const Request& request) const {
+  std::uint64_t hash = mix(static_cast<std::uint64_t>(request.collective), request.count);
+  hash = mix(hash, static_cast<std::uint64_t>(request.dtype) << 8 |
+                       static_cast<std::uint64_t>(request.op));
+  hash = mix(hash, static_cast<std::uint64_t>(request.root));
+  if (request.collective == Collective::reduce_scatter) hash = mix(hash, request.counts[0]);
+  return hash >> 40;
+}
+
+}  // namespace trib

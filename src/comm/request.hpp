@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What a caller asks for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/types.hpp"
+#include "schedule/schedule.hpp"
+
+namespace trib {
+
+/// recvcounts as the caller holds them: `count` numbers of `width` (4 or 8) bytes each.
+struct Counts {
+  const void* data = nullptr;
+  int width = 4;
+
+  std::size_t operator[](int index) const {
+    return width == 4 ? static_cast<std::size_t>(static_cast<const std::int32_t*>(data)[index])
+                      : static_cast<std::size_t>(static_cast<const std::int64_t*>(data)[index]);
+  }
+};
+
+/// How a reduction is asked for. MPI's names: MPI_Allreduce, MPI_Iallreduce, MPI_Allreduce_init.
+enum class Form : std::uint8_t { blocking, nonblocking, persistent };
+inline constexpr int kForms = 3;
+
+/// One reduction, in terms that are the same whatever MPI it came from. All fields but the pointers
+/// must be equal on all ranks; in_place may differ.
+struct Request {
+  Collective collective = Collective::allreduce;
+  Form form = Form::blocking;
+  Dtype dtype = Dtype::f32;
+  Op op = Op::sum;
+  bool in_place = false;
+  int root = 0;           ///< reduce
+  std::size_t count = 0;  ///< elements: of the vector; reduce_scatter_block: of each rank's part;
+                          ///< reduce_scatter: unused
+  Counts counts;          ///< reduce_scatter
+  const void* in = nullptr;  ///< in_place: the caller's recvbuf
+  void* out = nullptr;       ///< null where a rank gets no result (reduce, not root)
+};
+
+}  // namespace trib

@@ -1,0 +1,536 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "mpi/requests.hpp"
+
+#include <sched.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "mpi/library.hpp"
+#include "mpi/lifetime.hpp"
+
+namespace trib::mpi {
+
+std::atomic<int> requests_held;
+
+namespace {
+
+/// What stands behind an MPI_Request of ours. Those of nonblocking calls are used again and again.
+struct Handle {
+  MPI_Request token = MPI_REQUEST_NULL;
+  MPI_Comm comm = MPI_COMM_NULL;  // whose error handler hears of failures
+  std::shared_ptr<Communicator> communicator;
+  std::unique_ptr<Task> persistent;  // null: nonblocking
+  Task nonblocking;
+  bool is_active = false;
+
+  Task& task() { return persistent ? *persistent : nonblocking; }
+};
+
+constinit Immortal<HandleMap> handles;
+
+struct Shelf {
+  SpinLock lock;
+  std::vector<Handle*> free;     // with a token each, and in `handles`
+  std::vector<Handle*> orphans;  // freed by the program while they were active
+};
+Shelf& shelf() {
+  static Shelf& shelf = *new Shelf;
+  return shelf;
+}
+
+Handle* find(MPI_Request request) {
+  return reinterpret_cast<Handle*>(handles->find(to_word(request)));
+}
+
+/// Null: there is no world, whose MPI_COMM_SELF is needed.
+Handle* take() {
+  {
+    const std::lock_guard lock(shelf().lock);
+    auto& free = shelf().free;
+    if (!free.empty()) {
+      Handle* const handle = free.back();
+      free.pop_back();
+      return handle;
+    }
+  }
+  if (!is_world_running()) return nullptr;
+  auto handle = std::make_unique<Handle>();
+  check(library().Recv_init(nullptr, 0, MPI_BYTE, MPI_PROC_NULL, 0, MPI_COMM_SELF, &handle->token),
+        "MPI_Recv_init");
+  handles->insert(to_word(handle->token), reinterpret_cast<std::uintptr_t>(handle.get()));
+  return handle.release();
+}
+
+/// The program does not hold the handle any more.
+void give_back(Handle* handle) {
+  handle->communicator.reset();
+  handle->is_active = false;
+  const std::lock_guard lock(shelf().lock);
+  shelf().free.push_back(handle);
+}
+
+void dismiss(Handle& handle) {
+  if (handle.persistent) handle.communicator->dismiss(std::move(handle.persistent));
+}
+
+void sweep() {
+  std::vector<Handle*> done;
+  {
+    const std::lock_guard lock(shelf().lock);
+    auto& orphans = shelf().orphans;
+    for (std::size_t i = orphans.size(); i > 0; --i) {
+      if (!orphans[i - 1]->task().is_done()) continue;
+      done.push_back(orphans[i - 1]);
+      orphans.erase(orphans.begin() + static_cast<std::ptrdiff_t>(i - 1));
+    }
+  }
+  for (Handle* const handle : done) {
+    dismiss(*handle);
+    give_back(handle);
+  }
+}
+
+void set_empty(MPI_Status* status) {
+  if (status == MPI_STATUS_IGNORE) return;
+  MPI_Request none = MPI_REQUEST_NULL;
+  library().Wait(&none, status);
+}
+
+MPI_Status* at(MPI_Status* statuses, int index) {
+  return statuses == MPI_STATUSES_IGNORE ? MPI_STATUS_IGNORE : statuses + index;
+}
+
+/// Ours, and under way or done but not yet reported.
+Handle* find_active(MPI_Request request) {
+  Handle* const handle = find(request);
+  return handle && handle->is_active ? handle : nullptr;
+}
+
+/// What the MPI says of tokens in statuses is not always right.
+void set_empty_where_ours(int count, const MPI_Request* requests, MPI_Status* statuses) {
+  if (statuses == MPI_STATUSES_IGNORE) return;
+  for (int i = 0; i < count; ++i)
+    if (find(requests[i])) set_empty(statuses + i);
+}
+
+/// The end of an operation is reported to the program.
+void report(Handle& handle, MPI_Request& request, MPI_Status* status) {
+  handle.is_active = false;
+  set_empty(status);
+  if (handle.persistent) return;
+  request = MPI_REQUEST_NULL;
+  --requests_held;
+  give_back(&handle);
+}
+
+/// Runs `step`, which may throw because the operation failed: that is its end as well.
+template <class Step>
+int guarded(Handle& handle, MPI_Request& request, MPI_Status* status, Step&& step) {
+  const MPI_Comm comm = handle.comm;
+  try {
+    step();
+    return MPI_SUCCESS;
+  } catch (const std::exception& error) {
+    report(handle, request, status);
+    return raise(comm, error);
+  }
+}
+
+/// Tests one of ours. `is_done`: it was reported.
+int test_ours(Handle& handle, MPI_Request& request, MPI_Status* status, bool& is_done) {
+  is_done = true;
+  return guarded(handle, request, status, [&] {
+    is_done = handle.communicator->test(handle.task());
+    if (is_done) report(handle, request, status);
+  });
+}
+
+int wait_for_ours(Handle& handle, MPI_Request& request, MPI_Status* status) {
+  return guarded(handle, request, status, [&] {
+    handle.communicator->wait(handle.task());
+    report(handle, request, status);
+  });
+}
+
+/// Until `test(flag)` sets the flag, while ours go on, for which others may be waiting.
+template <class Test>
+int wait_until(Test&& test) {
+  for (int round = 0;; ++round) {
+    int flag = 0;
+    const int status = test(flag);
+    if (flag || status != MPI_SUCCESS) return status;
+    Background::progress_all();
+    if (round > 100) ::sched_yield();
+  }
+}
+
+bool are_any_ours(int count, const MPI_Request* requests) {
+  if (requests_held.load(std::memory_order_relaxed) == 0 || !requests) return false;
+  for (int i = 0; i < count; ++i)
+    if (find(requests[i])) return true;
+  return false;
+}
+
+/// Drives what is under way; true if any of ours in the list is active and not done. `done` is
+/// called with each that is.
+template <class Done>
+bool look_at(int count, const MPI_Request* requests, Done&& done) {
+  Background::progress_all();
+  bool are_any_pending = false;
+  for (int i = 0; requests && i < count; ++i) {
+    Handle* const handle = find_active(requests[i]);
+    if (!handle) continue;
+    if (handle->task().is_done())
+      done(i, *handle);
+    else
+      are_any_pending = true;
+  }
+  return are_any_pending;
+}
+
+/// A list for the MPI without ours. (Intel MPI 2021.18 takes tokens in a list for requests that
+/// have come to their end, and gets statuses wrong.)
+class Others {
+ public:
+  Others(int count, MPI_Request* requests) : count_(count), requests_(requests) {
+    if (!are_any_ours(count, requests)) return;
+    copy_.assign(requests, requests + count);
+    for (MPI_Request& request : copy_)
+      if (find(request)) request = MPI_REQUEST_NULL;
+  }
+  ~Others() {
+    for (int i = 0; i < static_cast<int>(copy_.size()) && i < count_; ++i)
+      if (const MPI_Request now = copy_[static_cast<std::size_t>(i)];
+          !find(requests_[i]) && requests_[i] != now)
+        requests_[i] = now;
+  }
+  Others(const Others&) = delete;
+  Others& operator=(const Others&) = delete;
+  MPI_Request* get() { return copy_.empty() ? requests_ : copy_.data(); }
+
+ private:
+  int count_;
+  MPI_Request* requests_;
+  std::vector<MPI_Request> copy_;
+};
+
+/// With statuses, wanted or not: without them, MPICH 5.0.2 and Intel MPI 2021.18 leave persistent
+/// requests of lists of more than 64 active when they report them.
+int test_all_others(int count, MPI_Request* requests, int* flag, MPI_Status* statuses) {
+  std::vector<MPI_Status> unwanted;
+  if (statuses == MPI_STATUSES_IGNORE && count > 64) {
+    unwanted.resize(static_cast<std::size_t>(count));
+    statuses = unwanted.data();
+  }
+  return library().Testall(count, requests, flag, statuses);
+}
+
+int wait_for_all_of_ours(int count, MPI_Request* requests, MPI_Status* statuses) {
+  for (int i = 0; requests && i < count; ++i) {
+    Handle* const handle = find_active(requests[i]);
+    if (!handle) continue;
+    if (const int status = wait_for_ours(*handle, requests[i], at(statuses, i));
+        status != MPI_SUCCESS)
+      return status;
+  }
+  return MPI_SUCCESS;
+}
+
+/// For tests that do not get as far as the MPI's own.
+void keep_mpi_alive() {
+  int flag = 0;
+  library().Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
+}
+
+int refuse(const Handle& handle, const char* what) {
+  return raise(handle.comm, Error(Code::argument, what));
+}
+
+}  // namespace
+
+// -------------------------------------------------------------------------------- where they begin
+
+bool post(const Call& call, Member& member, const Request& reduction, MPI_Request* request) {
+  if (!member.communicator->can_post()) return false;
+  Handle* const handle = take();
+  if (!handle) return false;
+  handle->comm = call.comm;
+  handle->communicator = member.communicator;
+  try {
+    member.communicator->post(handle->nonblocking, reduction);
+  } catch (...) {
+    give_back(handle);
+    throw;
+  }
+  handle->is_active = true;
+  ++requests_held;
+  *request = handle->token;
+  return true;
+}
+
+bool prepare(const Call& call, Member& member, const Request& reduction, MPI_Request* request) {
+  sweep();
+  Handle* const handle = take();
+  if (!handle) return false;
+  handle->comm = call.comm;
+  handle->communicator = member.communicator;
+  try {
+    handle->persistent = member.communicator->prepare(reduction);
+  } catch (...) {
+    give_back(handle);
+    throw;
+  }
+  if (!handle->persistent) {
+    give_back(handle);
+    return false;
+  }
+  ++requests_held;
+  *request = handle->token;
+  return true;
+}
+
+int start(MPI_Request* request) {
+  Handle* const handle = request ? find(*request) : nullptr;
+  if (!handle) return library().Start(request);
+  if (handle->is_active || !handle->persistent)
+    return refuse(*handle, "MPI_Start: the request is active");
+  try {
+    handle->communicator->start(*handle->persistent);
+    handle->is_active = true;
+    return MPI_SUCCESS;
+  } catch (const std::exception& error) {
+    return raise(handle->comm, error);
+  }
+}
+
+int start_all(int count, MPI_Request* requests) {
+  if (!are_any_ours(count, requests))
+    return library().call(Entry::Startall, static_cast<Word>(count), to_word(requests));
+  for (int i = 0; i < count; ++i)
+    if (const int status = start(requests + i); status != MPI_SUCCESS) return status;
+  return MPI_SUCCESS;
+}
+
+// ----------------------------------------------------------------------------------- where they
+// end
+
+int test(MPI_Request* request, int* flag, MPI_Status* status) {
+  Handle* const handle = request ? find(*request) : nullptr;
+  if (!handle) {
+    Background::progress_all();
+    return library().Test(request, flag, status);
+  }
+  *flag = 1;
+  if (!handle->is_active) {
+    set_empty(status);
+    return MPI_SUCCESS;
+  }
+  bool is_done = false;
+  const int result = test_ours(*handle, *request, status, is_done);
+  *flag = is_done;
+  return result;
+}
+
+int wait(MPI_Request* request, MPI_Status* status) {
+  if (Handle* const handle = request ? find(*request) : nullptr) {
+    if (handle->is_active) return wait_for_ours(*handle, *request, status);
+    set_empty(status);
+    return MPI_SUCCESS;
+  }
+  if (!Background::is_any_under_way()) return library().Wait(request, status);
+  return wait_until([&](int& flag) { return library().Test(request, &flag, status); });
+}
+
+/// None is reported before all are done.
+int test_all(int count, MPI_Request* requests, int* flag, MPI_Status* statuses) {
+  *flag = 0;
+  if (look_at(count, requests, [](int, Handle&) {})) {
+    keep_mpi_alive();
+    return MPI_SUCCESS;
+  }
+  const int status = test_all_others(count, Others(count, requests).get(), flag, statuses);
+  if (status != MPI_SUCCESS || !*flag) return status;
+  set_empty_where_ours(count, requests, statuses);
+  return wait_for_all_of_ours(count, requests, statuses);
+}
+
+int wait_all(int count, MPI_Request* requests, MPI_Status* statuses) {
+  if (const int status = wait_for_all_of_ours(count, requests, statuses); status != MPI_SUCCESS)
+    return status;
+  Others others(count, requests);
+  const int status = Background::is_any_under_way()
+                         ? wait_until([&](int& flag) {
+                             return test_all_others(count, others.get(), &flag, statuses);
+                           })
+                         : library().call(Entry::Waitall, static_cast<Word>(count),
+                                          to_word(others.get()), to_word(statuses));
+  if (status == MPI_SUCCESS) set_empty_where_ours(count, requests, statuses);
+  return status;
+}
+
+int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status* status) {
+  int first = -1;
+  const bool are_any_pending = look_at(count, requests, [&](int i, Handle&) {
+    if (first < 0) first = i;
+  });
+  if (first >= 0) {
+    *flag = 1;
+    *index = first;
+    return wait_for_ours(*find(requests[first]), requests[first], status);
+  }
+  const int result = library().Testany(count, Others(count, requests).get(), index, flag, status);
+  if (result == MPI_SUCCESS && *flag && *index == MPI_UNDEFINED) {
+    if (are_any_pending)
+      *flag = 0;  // what the MPI takes for a list without active requests has some of ours
+    else
+      set_empty(status);
+  }
+  return result;
+}
+
+int wait_any(int count, MPI_Request* requests, int* index, MPI_Status* status) {
+  if (!are_any_ours(count, requests) && !Background::is_any_under_way())
+    return library().Waitany(count, requests, index, status);
+  return wait_until([&](int& flag) { return test_any(count, requests, index, &flag, status); });
+}
+
+int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses) {
+  const int status =
+      library().Testsome(count, Others(count, requests).get(), done, indices, statuses);
+  if (status != MPI_SUCCESS) return status;
+  int result = MPI_SUCCESS, ours = 0;
+  const int others = *done == MPI_UNDEFINED ? 0 : *done;
+  const bool are_any_pending = look_at(count, requests, [&](int i, Handle& handle) {
+    const int place = others + ours++;
+    indices[place] = i;
+    if (const int failed = wait_for_ours(handle, requests[i], at(statuses, place));
+        failed != MPI_SUCCESS)
+      result = failed;
+  });
+  if (ours > 0 || are_any_pending) *done = others + ours;
+  return result;
+}
+
+int wait_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses) {
+  if (!are_any_ours(count, requests) && !Background::is_any_under_way())
+    return library().Waitsome(count, requests, done, indices, statuses);
+  return wait_until([&](int& flag) {
+    const int status = test_some(count, requests, done, indices, statuses);
+    flag = *done != 0;  // MPI_UNDEFINED ends the wait, too
+    return status;
+  });
+}
+
+int free_request(MPI_Request* request) {
+  Handle* const handle = request ? find(*request) : nullptr;
+  if (!handle) return library().Request_free(request);
+  *request = MPI_REQUEST_NULL;
+  --requests_held;
+  if (handle->is_active && !handle->task().is_done()) {
+    // It comes to its end all the same. Its handle is not used again before.
+    const std::lock_guard lock(shelf().lock);
+    shelf().orphans.push_back(handle);
+  } else {
+    dismiss(*handle);
+    give_back(handle);
+  }
+  return MPI_SUCCESS;
+}
+
+int cancel(MPI_Request* request) {
+  const Handle* const handle = request ? find(*request) : nullptr;
+  if (!handle) return library().call(Entry::Cancel, to_word(request));
+  return refuse(*handle, "MPI_Cancel: MPI knows no way to cancel a reduction");
+}
+
+int get_status(MPI_Request request, int* flag, MPI_Status* status) {
+  Handle* const handle = find(request);
+  if (!handle) return library().Request_get_status(request, flag, status);
+  *flag = !handle->is_active || handle->task().is_done();
+  if (!*flag) {
+    Background::progress_all();
+    keep_mpi_alive();
+    *flag = handle->task().is_done();
+  }
+  if (*flag) set_empty(status);
+  return MPI_SUCCESS;
+}
+
+int get_status_all(int count, const MPI_Request* requests, int* flag, MPI_Status* statuses) {
+  *flag = 0;
+  if (look_at(count, requests, [](int, Handle&) {})) return MPI_SUCCESS;
+  return library().call(Entry::Request_get_status_all, static_cast<Word>(count), to_word(requests),
+                        to_word(flag), to_word(statuses));
+}
+
+int get_status_any(int count, const MPI_Request* requests, int* index, int* flag,
+                   MPI_Status* status) {
+  int first = -1;
+  const bool are_any_pending = look_at(count, requests, [&](int i, Handle&) {
+    if (first < 0) first = i;
+  });
+  if (first >= 0) {
+    *flag = 1;
+    *index = first;
+    set_empty(status);
+    return MPI_SUCCESS;
+  }
+  const int result =
+      library().call(Entry::Request_get_status_any, static_cast<Word>(count),
+                     to_word(Others(count, const_cast<MPI_Request*>(requests)).get()),  // NOLINT
+                     to_word(index), to_word(flag), to_word(status));
+  if (result == MPI_SUCCESS && are_any_pending && *flag && *index == MPI_UNDEFINED) *flag = 0;
+  return result;
+}
+
+int get_status_some(int count, const MPI_Request* requests, int* done, int* indices,
+                    MPI_Status* statuses) {
+  const int status =
+      library().call(Entry::Request_get_status_some, static_cast<Word>(count),
+                     to_word(Others(count, const_cast<MPI_Request*>(requests)).get()),  // NOLINT
+                     to_word(done), to_word(indices), to_word(statuses));
+  if (status != MPI_SUCCESS) return status;
+  int ours = 0;
+  const int others = *done == MPI_UNDEFINED ? 0 : *done;
+  const bool are_any_pending = look_at(count, requests, [&](int i, Handle&) {
+    const int place = others + ours++;
+    indices[place] = i;
+    set_empty(at(statuses, place));
+  });
+  if (ours > 0 || are_any_pending) *done = others + ours;
+  return MPI_SUCCESS;
+}
+
+void end_requests() noexcept {
+  try {
+    std::vector<Handle*> orphans;
+    {
+      const std::lock_guard lock(shelf().lock);
+      orphans.swap(shelf().orphans);
+    }
+    for (Handle* const handle : orphans) {
+      try {
+        handle->communicator->wait(handle->task());
+      } catch (const std::exception&) {
+        // Nobody is left who could hear of it.
+      }
+      dismiss(*handle);
+      give_back(handle);
+    }
+    for (const std::uintptr_t word : handles->clear()) {
+      auto* const handle = reinterpret_cast<Handle*>(word);
+      if (handle->is_active && !handle->task().is_done()) continue;  // the program has to answer
+      library().Request_free(&handle->token);
+      dismiss(*handle);
+      delete handle;
+    }
+    shelf().free.clear();
+    requests_held = 0;
+  } catch (const std::exception&) {
+    // Out of memory at the very end.
+  }
+}
+
+}  // namespace trib::mpi

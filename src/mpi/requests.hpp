@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// MPI_Requests that are ours: of nonblocking and persistent reductions. To the MPI such a handle is
+// a persistent receive from MPI_PROC_NULL that nobody ever starts: valid, different from all
+// others, and to be passed over wherever it stands in a list, which is what an inactive request is.
+// So lists that mix ours and others are given to the MPI as they are, once ours are seen to.
+#pragma once
+
+#include <atomic>
+
+#include "mpi/intercept.hpp"
+
+namespace trib::mpi {
+
+/// Requests of ours that the program holds. While there are none, every call goes straight to the
+/// MPI.
+extern std::atomic<int> requests_held;
+
+/// Nonblocking. `original(call)` makes the call in the MPI.
+template <class Original>
+int post(const Call& call, MPI_Request* request, Original original) noexcept;
+/// Persistent: MPI_Allreduce_init and its like. Collective.
+template <class Original>
+int prepare(const Call& call, MPI_Request* request, Original original) noexcept;
+
+// The MPI's functions of these names, for lists in which requests of ours may stand.
+int start(MPI_Request* request);
+int start_all(int count, MPI_Request* requests);
+int wait(MPI_Request* request, MPI_Status* status);
+int wait_all(int count, MPI_Request* requests, MPI_Status* statuses);
+int wait_any(int count, MPI_Request* requests, int* index, MPI_Status* status);
+int wait_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses);
+int test(MPI_Request* request, int* flag, MPI_Status* status);
+int test_all(int count, MPI_Request* requests, int* flag, MPI_Status* statuses);
+int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status* status);
+int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses);
+int free_request(MPI_Request* request);
+int cancel(MPI_Request* request);
+int get_status(MPI_Request request, int* flag, MPI_Status* status);
+int get_status_all(int count, const MPI_Request* requests, int* flag, MPI_Status* statuses);
+int get_status_any(int count, const MPI_Request* requests, int* index, int* flag,
+                   MPI_Status* status);
+int get_status_some(int count, const MPI_Request* requests, int* done, int* indices,
+                    MPI_Status* statuses);
+
+/// Before MPI ends: completes what was freed while it was active, and gives the handles back.
+void end_requests() noexcept;
+
+// -----------------------------------------------------------------------------------
+// implementation
+
+/// Takes the call's request in hand. False: the MPI has to make the call.
+bool post(const Call& call, Member& member, const Request& reduction, MPI_Request* request);
+bool prepare(const Call& call, Member& member, const Request& reduction, MPI_Request* request);
+
+template <class Original>
+int leave_request_to_mpi(const Call& call, Decline reason, const Original& original) {
+  count_declined(reason);
+  Call passed = call;
+  passed.op = operator_for_mpi(call);
+  return original(passed);
+}
+
+template <class Original>
+int post(const Call& call, MPI_Request* request, Original original) noexcept {
+  try {
+    Member* const member = look_up_member(call.comm);
+    if (!member || !request) return original(call);  // the MPI says what is wrong
+    member->has_used_requests = true;
+    if (member->declined && *member->declined != Decline::not_set_up)
+      return leave_request_to_mpi(call, *member->declined, original);
+    if (!member->failure.empty()) [[unlikely]]
+      throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
+    Request reduction;
+    if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]]
+      return leave_request_to_mpi(call, *reason, original);
+    if (member->declined || !post(call, *member, reduction, request)) [[unlikely]] {
+      if (!member->wants_background) ++wanting;
+      member->wants_background = true;
+      return leave_request_to_mpi(call, Decline::not_set_up, original);
+    }
+    member->was_left_to_mpi = false;
+    return MPI_SUCCESS;
+  } catch (const std::exception& error) {
+    return raise(call.comm, error);
+  }
+}
+
+template <class Original>
+int prepare(const Call& call, MPI_Request* request, Original original) noexcept {
+  try {
+    Member* const member = make_member(call.comm);
+    if (!member || !request) return original(call);  // the MPI says what is wrong
+    member->has_used_requests = true;
+    if (member->declined) return leave_request_to_mpi(call, *member->declined, original);
+    if (!member->failure.empty()) [[unlikely]]
+      throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
+    Request reduction;
+    if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]] {
+      member->communicator->note_declined(call.collective, *reason);
+      return leave_request_to_mpi(call, *reason, original);
+    }
+    if (!prepare(call, *member, reduction, request))
+      return leave_request_to_mpi(call, Decline::no_memory, original);
+    return MPI_SUCCESS;
+  } catch (const std::exception& error) {
+    return raise(call.comm, error);
+  }
+}
+
+}  // namespace trib::mpi

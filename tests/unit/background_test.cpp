@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Reductions that are posted, started, tested and waited for, in every order that is allowed.
+#include "comm/background.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "backend/host/program.hpp"
+#include "support/calls.hpp"
+#include "support/sanitizer.hpp"
+#include "support/thread_ranks.hpp"
+
+namespace trib {
+namespace {
+
+using test::Call;
+using test::expect_no_errors;
+using test::Part;
+using test::random_call;
+using test::run_ranks;
+
+void expect(const std::string& wrong) {
+  if (!wrong.empty()) throw std::runtime_error(wrong);
+}
+
+struct Posted {
+  std::unique_ptr<Part> part;
+  Task task;
+};
+
+/// A random order that differs between the ranks.
+std::vector<std::size_t> own_order(std::size_t count, int rank, unsigned salt) {
+  std::vector<std::size_t> order(count);
+  for (std::size_t i = 0; i < count; ++i) order[i] = i;
+  std::mt19937 random(salt * 1000 + static_cast<unsigned>(rank));
+  std::shuffle(order.begin(), order.end(), random);
+  return order;
+}
+
+class Sizes : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Background, Sizes, testing::Values(2, 3, 5, 8));
+
+TEST_P(Sizes, ManyInFlightCompletedInAnyOrder) {
+  const int size = GetParam();
+  expect_no_errors(run_ranks(size,
+                             [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+                               Communicator communicator(std::move(bootstrap), Config{});
+                               ASSERT_TRUE(communicator.open_background());
+                               std::mt19937_64 random(5);
+                               for (unsigned round = 0; round < 20; ++round) {
+                                 const std::size_t count = round % 4 == 3 ? 300 : 1 + round;
+                                 std::vector<Posted> posted(count);
+                                 for (Posted& one : posted) {
+                                   one.part = std::make_unique<Part>(
+                                       random_call(random, size, 9000), rank, size);
+                                   communicator.post(one.task, one.part->request);
+                                   if (random() % 8 == 0)  // a blocking one in between
+                                     expect(random_call(random, size, 500).make(communicator));
+                                 }
+                                 for (const std::size_t i : own_order(count, rank, round)) {
+                                   if (i % 3 == 0)
+                                     while (!communicator.test(posted[i].task)) {
+                                     }
+                                   else
+                                     communicator.wait(posted[i].task);
+                                   expect(posted[i].part->check());
+                                 }
+                               }
+                             }),
+                   "posted");
+}
+
+TEST_P(Sizes, PersistentOnesStartInAnyOrder) {
+  const int size = GetParam();
+  expect_no_errors(
+      run_ranks(
+          size,
+          [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+            Communicator communicator(std::move(bootstrap), Config{});
+            std::mt19937_64 random(6);
+            std::vector<std::unique_ptr<Part>> parts;
+            std::vector<std::unique_ptr<Task>> tasks;
+            for (int i = 0; i < 40; ++i) {
+              parts.push_back(std::make_unique<Part>(random_call(random, size, 40000), rank, size));
+              tasks.push_back(communicator.prepare(parts.back()->request));
+              ASSERT_TRUE(tasks.back());
+            }
+            for (unsigned round = 0; round < 30; ++round) {
+              for (std::size_t i = 0; i < parts.size(); ++i) parts[i]->fill(round * 100 + i);
+              for (const std::size_t i : own_order(parts.size(), rank, round))
+                communicator.start(*tasks[i]);
+              for (const std::size_t i : own_order(parts.size(), rank, round + 99)) {
+                communicator.wait(*tasks[i]);
+                expect(parts[i]->check());
+              }
+              if (round % 10 == 9) {  // some go, others come
+                for (std::size_t i = 0; i < 5; ++i) {
+                  communicator.dismiss(std::move(tasks[i]));
+                  parts[i] = std::make_unique<Part>(random_call(random, size, 300), rank, size);
+                  tasks[i] = communicator.prepare(parts[i]->request);
+                }
+              }
+            }
+            for (auto& task : tasks) communicator.dismiss(std::move(task));
+          }),
+      "persistent");
+}
+
+std::atomic<std::uint64_t> seed{1};
+
+/// Before every signal and wait: lets others run, for different times.
+void shake() {
+  thread_local std::mt19937_64 random(seed.fetch_add(1));
+  switch (random() % 16) {
+    case 0:
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 50));
+      break;
+    case 1:
+    case 2:
+      std::this_thread::yield();
+      break;
+    default:
+      break;
+  }
+}
+
+TEST_P(Sizes, StressWithRandomDelaysAndAHelper) {
+  const int size = GetParam();
+  host::disturb = shake;
+  Config config;
+  config.progress = Config::Progress::thread;
+  expect_no_errors(
+      run_ranks(
+          size,
+          [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+            Communicator communicator(std::move(bootstrap), config);
+            ASSERT_TRUE(communicator.open_background());
+            std::mt19937_64 random(7);
+            std::vector<std::unique_ptr<Part>> parts;
+            std::vector<std::unique_ptr<Task>> tasks;
+            for (int i = 0; i < 6; ++i) {
+              parts.push_back(std::make_unique<Part>(random_call(random, size, 3000), rank, size));
+              tasks.push_back(communicator.prepare(parts.back()->request));
+            }
+            for (unsigned round = 0; round < test::less_if_sanitized(1500, 150); ++round) {
+              for (std::size_t i = 0; i < parts.size(); ++i) parts[i]->fill(round * 100 + i);
+              std::vector<Posted> posted(1 + random() % 6);
+              for (const std::size_t i : own_order(parts.size(), rank, round))
+                communicator.start(*tasks[i]);
+              for (Posted& one : posted) {
+                one.part = std::make_unique<Part>(random_call(random, size, 3000), rank, size);
+                communicator.post(one.task, one.part->request);
+              }
+              expect(random_call(random, size, 3000).make(communicator));
+              for (const std::size_t i : own_order(posted.size(), rank, round)) {
+                communicator.wait(posted[i].task);
+                expect(posted[i].part->check());
+              }
+              for (const std::size_t i : own_order(parts.size(), rank, round + 1)) {
+                communicator.wait(*tasks[i]);
+                expect(parts[i]->check());
+              }
+            }
+            for (auto& task : tasks) communicator.dismiss(std::move(task));
+          }),
+      "stress");
+  host::disturb = nullptr;
+}
+
+// Rank 0 looks only once its peer, which needs it several times over, is done.
+TEST(Background, ALargeOneComesToAnEndAlthoughARankDoesNotLook) {
+  std::atomic<bool> is_peer_done{false};
+  expect_no_errors(run_ranks(2,
+                             [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+                               Communicator communicator(std::move(bootstrap), Config{});
+                               ASSERT_TRUE(communicator.open_background());
+                               Call call;
+                               call.count = 3000000;
+                               Posted posted;
+                               posted.part = std::make_unique<Part>(call, rank, 2);
+                               communicator.post(posted.task, posted.part->request);
+                               if (rank == 0) {
+                                 while (!is_peer_done) std::this_thread::yield();
+                               }
+                               communicator.wait(posted.task);
+                               expect(posted.part->check());
+                               if (rank == 1) is_peer_done = true;
+                             }),
+                   "helper");
+}
+
+TEST(Background, RanksThatDisagreeGetAnError) {
+  const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), Config{});
+    ASSERT_TRUE(communicator.open_background());
+    Call call;
+    call.count = 10 + static_cast<std::size_t>(rank);
+    Posted posted;
+    posted.part = std::make_unique<Part>(call, rank, 2);
+    communicator.post(posted.task, posted.part->request);
+    communicator.wait(posted.task);
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("MPI_Iallreduce of 10 f32"), std::string::npos) << error;
+    EXPECT_NE(error.find("MPI_Iallreduce of 11 f32"), std::string::npos) << error;
+  }
+}
+
+TEST(Background, RanksThatPrepareDifferentThingsGetAnError) {
+  const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), Config{});
+    Call call;
+    call.count = 10;
+    Part part(call, rank, 2);
+    if (rank == 0)
+      communicator.prepare(part.request);
+    else
+      communicator.run(part.request);
+  });
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("MPI_Allreduce_init of 10 f32"), std::string::npos) << error;
+}
+
+TEST(Background, AFailureEndsEverythingThatIsUnderWay) {
+  const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Config config;
+    config.timeout = 0.2;
+    Communicator communicator(std::move(bootstrap), config);
+    ASSERT_TRUE(communicator.open_background());
+    Call call;
+    call.count = 10;
+    Part first(call, rank, 2), second(call, rank, 2);
+    const auto persistent = communicator.prepare(first.request);
+    if (rank == 0) {  // rank 1 does neither
+      Task task;
+      communicator.start(*persistent);
+      communicator.post(task, second.request);
+      try {
+        communicator.wait(task);
+        ADD_FAILURE() << "no time-out";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::timeout) << error.what();
+      }
+      EXPECT_TRUE(persistent->is_done());
+      EXPECT_THROW(communicator.wait(*persistent), Error);
+      EXPECT_THROW(communicator.start(*persistent), Error);
+      EXPECT_THROW(communicator.run(first.request), Error);
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    }
+  });
+  expect_no_errors(errors, "failure");
+}
+
+TEST(Background, MillionsOfStartsLeaveNothingBehind) {
+  expect_no_errors(run_ranks(2,
+                             [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+                               Communicator communicator(std::move(bootstrap), Config{});
+                               Call call;
+                               call.count = 3;
+                               Part part(call, rank, 2);
+                               auto task = communicator.prepare(part.request);
+                               for (int i = 0; i < test::less_if_sanitized(200000, 5000); ++i) {
+                                 communicator.start(*task);
+                                 communicator.wait(*task);
+                               }
+                               expect(part.check());
+                               communicator.dismiss(std::move(task));
+                             }),
+                   "starts");
+}
+
+}  // namespace
+}  // namespace trib
