@@ -213,7 +213,7 @@ void many() {
       for (int k = 0; k < kHows; ++k)
         // Every function, and another one on every rank.
         many_at_once(comm, n, static_cast<How>((k + 2 * rank) % kHows), with_foreign, ++seed);
-  const int n = unless_crowded(3000, 400);
+  const int n = unless_crowded(3000, 1000);
   for (int k = 0; k < kHows; k += 4)
     many_at_once(comm, n, static_cast<How>((k + rank) % kHows), k != 0, ++seed);
   Bag empty;
@@ -571,7 +571,7 @@ void persistent_mixed() {
 /// order can differ among the processes.
 void persistent_order() {
   const Dup comm;
-  for (const int n : {2, 8, unless_crowded(2000, 200)}) {
+  for (const int n : {2, 8, unless_crowded(2000, 500)}) {
     std::vector<std::shared_ptr<Reduction>> all;
     std::vector<MPI_Request> requests(static_cast<std::size_t>(n));
     for (int i = 0; i < n; ++i) {
@@ -719,7 +719,7 @@ void threads() {
   const Dup comms[2];
   const auto work = [&](int index) {
     const MPI_Comm comm = comms[index];
-    for (int i = 0; i < unless_crowded(150, 20); ++i) {
+    for (int i = 0; i < unless_crowded(60, 20); ++i) {
       Reduction one(comm, varied(i + index, size, 3000));
       one.fill(i);
       MPI_Request request;
