@@ -144,6 +144,40 @@ std::string changed(const std::string& text, const std::string& from, const std:
   return text.substr(0, at) + to + text.substr(at + from.size());
 }
 
+/// docs/adding.md shows it.
+constexpr const char* kExample = R"(
+schedule allreduce
+algorithm two_shot
+ranks 2
+rank_order
+chunks 2
+form direct
+
+rank 0
+  signal 1
+  wait 1
+  reduce out(0, 0) out(1, 0) <- in(0, 0) in(1, 0)
+  signal 1
+  wait 1
+
+rank 1
+  signal 0
+  wait 0
+  reduce out(1, 1) out(0, 1) <- in(0, 1) in(1, 1)
+  signal 0
+  wait 0
+)";
+
+TEST(Text, OfTheDocumentation) {
+  Shape shape;
+  shape.size = 2;
+  EXPECT_EQ("\n" + to_string(make(*find_algorithm("two_shot"), shape, Form::direct)), kExample);
+  EXPECT_EQ(verify(parse_plan(kExample)), "");
+  EXPECT_EQ(verify(parse_plan(changed(kExample, "  wait 1\n", ""))),
+            "call 0 (allreduce): rank 0, step 1 `reduce out(0, 0) out(1, 0) <- in(0, 0) in(1, "
+            "0)`: in(1, 0): its rank may not be in the call yet");
+}
+
 TEST(Text, WrittenByHand) {
   for (const char* text : {kDirect, kLowered}) {
     EXPECT_EQ(to_string(parse_plan(text)), text);
