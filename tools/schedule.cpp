@@ -108,6 +108,8 @@ Options read_options(int argc, char** argv) {
   if (options.collective.empty() == options.file.empty())
     throw std::invalid_argument("either a COLLECTIVE or --verify FILE is needed\n" +
                                 std::string(kUsage));
+  if (options.in_place && options.form != Options::Form::direct)
+    throw std::invalid_argument("--in-place: only with --direct; lowered, one serves both");
   options.root = read_number("--root", root, 0, options.ranks - 1);
   if (!rank.empty()) options.rank = read_number("--rank", rank, 0, trib::kMaxPlanRanks - 1);
   return options;

@@ -92,8 +92,6 @@ class Reader {
     return value;
   }
 
-  bool is_number() const { return !line_.empty() && line_[0] >= '0' && line_[0] <= '9'; }
-
   /// One of `words`: its index.
   int choice(const char* what, const std::vector<std::string_view>& words) {
     const auto found = std::find(words.begin(), words.end(), peek());
@@ -133,7 +131,7 @@ class Reader {
   }
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(Code::argument, "line " + std::to_string(number_) + ": " + what);
+    throw Error(Code::argument, "line " + std::to_string(std::max(number_, 1)) + ": " + what);
   }
 
  private:
@@ -160,7 +158,7 @@ class Reader {
   }
 
   std::string_view rest_, line_;
-  int number_ = 0;
+  int number_ = 0;  ///< of the line; 0: there is none
   bool is_at_end_ = false;
   std::vector<std::string_view> accepted_;  ///< keys that the line does not begin with
 };

@@ -98,7 +98,9 @@ def test_wrong_texts_are_errors_with_the_line(trib: Trib, tmp_path: Path) -> Non
         ("reduce -n 4 --root 4", "--root: 4: accepted: 0 to 3"),
         ("allreduce --root 1", "--root: allreduce has none"),
         ("allreduce --bytes x", "--bytes: 'x' is no size"),
+        ("allreduce --in-place", "--in-place: only with --direct"),
         ("allreduce --plot x.gif", ".png, .svg, .pdf"),
+        ("allreduce -n 33 --plot x.png", "--plot: 33 ranks; accepted: up to 32"),
         ("--verify /nowhere", "/nowhere: it cannot be read"),
     ],
 )

@@ -294,7 +294,7 @@ TEST(Text, WrongTextsAreErrorsWithTheLine) {
 }
 
 TEST(Text, ShortTextsAreErrors) {
-  EXPECT_EQ(message(""), "line 0: the text ends; expected: schedule");
+  EXPECT_EQ(message(""), "line 1: the text ends; expected: schedule");
   EXPECT_EQ(message("schedule allreduce"),
             "line 1: the text ends; accepted here: algorithm, ranks");
   EXPECT_EQ(message("schedule allreduce\nranks 2\nchunks 1\nform direct\nrank 0\n"),

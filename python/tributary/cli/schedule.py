@@ -30,6 +30,7 @@ from tributary.errors import UserError
 
 HELP = "print, draw and verify schedules"
 
+_MAX_DRAWN = 32
 _COLOURS = {
     r"\bcopy\b": "cyan",
     r"\breduce\b": "yellow",
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of ranks (default: 4)",
     )
     add("--root", metavar="RANK", type=int, help="root of reduce or broadcast (default: 0)")
-    add("--in-place", action="store_true", help="for calls in place (matters to --direct)")
+    add("--in-place", action="store_true", help="with --direct: for calls in place")
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument(
         "--direct", action="store_true", help="as the algorithm is written: peers' memory in reach"
@@ -119,7 +120,7 @@ def in_words(document: dict[str, Any], numbers: schedule.Summary) -> list[str]:
     return [
         ", ".join(form),
         f"longest chain of copies and reductions: {numbers.depth}; up to {count(numbers.steps, 'step')} per rank; "
-        f"in all {numbers.copies} copies, {count(numbers.reductions, 'reduction')}, {count(numbers.signals, 'signal')}",
+        f"in all {numbers.copies} {'copy' if numbers.copies == 1 else 'copies'}, {count(numbers.reductions, 'reduction')}, {count(numbers.signals, 'signal')}",
         f"bytes between ranks: {_number(numbers.moved)} n in all, up to {_number(numbers.most_moved)} n into one rank "
         "(n: the vector)",
     ]
@@ -146,6 +147,8 @@ def run(parsed: argparse.Namespace) -> int:
     text = sys.stdin.read() if parsed.verify == "-" else None
     document = schedule.ask(_native(parsed), text)
     ranks, fault = document["ranks"], document.get("fault", "")
+    if parsed.plot and ranks > _MAX_DRAWN:
+        raise UserError(f"--plot: {ranks} ranks; accepted: up to {_MAX_DRAWN}")
     found = schedule.flow(document)
     numbers = schedule.summary(document, found)
     lines = in_words(document, numbers)
