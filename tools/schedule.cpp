@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The schedule of a collective by an algorithm, as text (src/schedule/plan.hpp) or JSON; and a
+// The schedule of a collective by an algorithm, as text (src/schedule/script.hpp) or JSON; and a
 // schedule from a file, verified. It links the core library and no MPI. `trib schedule` prints and
 // draws what comes from here.
 #include <algorithm>
@@ -15,13 +15,13 @@
 
 #include "algorithm/registry.hpp"
 #include "base/config.hpp"
-#include "schedule/plan.hpp"
+#include "schedule/script.hpp"
 #include "tune/select.hpp"
 
 namespace {
 
 using nlohmann::ordered_json;
-using trib::Plan;
+using trib::Script;
 
 constexpr const char* kUsage =
     "usage: trib-schedule COLLECTIVE [--algorithm NAME] [--bytes B] [-n N] [--root R] "
@@ -93,7 +93,7 @@ Options read_options(int argc, char** argv) {
     else if (option == "--bytes")
       options.bytes = read_number<std::size_t>(option, value, 1, std::size_t{1} << 50);
     else if (option == "-n")
-      options.ranks = read_number(option, value, 2, trib::kMaxPlanRanks);
+      options.ranks = read_number(option, value, 2, trib::kMaxScriptRanks);
     else if (option == "--root")
       root = value;
     else if (option == "--rank")
@@ -111,7 +111,7 @@ Options read_options(int argc, char** argv) {
   if (options.in_place && options.form != Options::Form::direct)
     throw std::invalid_argument("--in-place: only with --direct; lowered, one serves both");
   options.root = read_number("--root", root, 0, options.ranks - 1);
-  if (!rank.empty()) options.rank = read_number("--rank", rank, 0, trib::kMaxPlanRanks - 1);
+  if (!rank.empty()) options.rank = read_number("--rank", rank, 0, trib::kMaxScriptRanks - 1);
   return options;
 }
 
@@ -145,25 +145,25 @@ const trib::Algorithm& choose(const Options& options, const trib::Shape& shape) 
   refuse("--algorithm", options.algorithm, accepted);
 }
 
-Plan make_plan(const Options& options) {
-  Plan plan;
-  plan.shape.collective = read_collective(options.collective);
-  plan.shape.size = options.ranks;
-  if (options.root != 0 && !has_root(plan.shape.collective))
+Script make_script(const Options& options) {
+  Script script;
+  script.shape.collective = read_collective(options.collective);
+  script.shape.size = options.ranks;
+  if (options.root != 0 && !has_root(script.shape.collective))
     throw std::invalid_argument("--root: " + options.collective + " has none");
-  plan.shape.root = options.root;
-  plan.shape.in_place = options.in_place;
-  const trib::Algorithm& algorithm = choose(options, plan.shape);
-  plan.algorithm = algorithm.name;
-  plan.is_rank_order =
-      is_reduction(plan.shape.collective) && algorithm.association == trib::Association::rank_order;
-  plan.schedules = all_ranks(algorithm, plan.shape);
+  script.shape.root = options.root;
+  script.shape.in_place = options.in_place;
+  const trib::Algorithm& algorithm = choose(options, script.shape);
+  script.algorithm = algorithm.name;
+  script.is_rank_order = is_reduction(script.shape.collective) &&
+                         algorithm.association == trib::Association::rank_order;
+  script.schedules = all_ranks(algorithm, script.shape);
   if (options.form != Options::Form::direct) {
     const bool is_attached = options.form == Options::Form::attach;
-    plan.schedules =
-        lower(plan.schedules, plan.shape, is_attached ? trib::Reach::attach : trib::Reach::scratch);
+    script.schedules = lower(script.schedules, script.shape,
+                             is_attached ? trib::Reach::attach : trib::Reach::scratch);
   }
-  return plan;
+  return script;
 }
 
 std::string read_file(const std::string& file) {
@@ -183,10 +183,10 @@ std::string read_file(const std::string& file) {
   return text;
 }
 
-Plan read_plan(const std::string& file) {
+Script read_script(const std::string& file) {
   const std::string text = read_file(file);
   try {
-    return trib::parse_plan(text);
+    return trib::parse_script(text);
   } catch (const std::exception& error) {
     throw std::invalid_argument(file + ": " + error.what());
   }
@@ -224,21 +224,21 @@ ordered_json slots(const trib::Schedule& schedule, std::size_t rank) {
   return rows;
 }
 
-ordered_json document(const Plan& plan) {
-  const trib::Schedule& first = plan.schedules.front();
-  ordered_json all{{"collective", name(plan.shape.collective)},
-                   {"algorithm", plan.algorithm},
-                   {"ranks", plan.shape.size}};
-  if (has_root(plan.shape.collective)) all["root"] = plan.shape.root;
-  all.update({{"in_place", plan.shape.in_place},
-              {"rank_order", plan.is_rank_order},
+ordered_json document(const Script& script) {
+  const trib::Schedule& first = script.schedules.front();
+  ordered_json all{{"collective", name(script.shape.collective)},
+                   {"algorithm", script.algorithm},
+                   {"ranks", script.shape.size}};
+  if (has_root(script.shape.collective)) all["root"] = script.shape.root;
+  all.update({{"in_place", script.shape.in_place},
+              {"rank_order", script.is_rank_order},
               {"chunks", first.chunks},
               {"form", first.is_lowered ? "lowered" : "direct"},
               {"stages", first.stages},
-              {"text", to_string(plan)}});
+              {"text", to_string(script)}});
   ordered_json& schedules = all["schedules"] = ordered_json::array();
-  for (std::size_t rank = 0; rank < plan.schedules.size(); ++rank) {
-    const trib::Schedule& schedule = plan.schedules[rank];
+  for (std::size_t rank = 0; rank < script.schedules.size(); ++rank) {
+    const trib::Schedule& schedule = script.schedules[rank];
     ordered_json row{{"rank", rank}};
     if (schedule.is_lowered)
       row.update({{"slots", slots(schedule, rank)},
@@ -258,22 +258,22 @@ std::string section(const std::string& text, int rank) {
   return text.substr(begin, text.find("\n\nrank ", begin) - begin) + "\n";
 }
 
-std::string describe(const Plan& plan) {
-  return plan.algorithm + (plan.algorithm.empty() ? "" : " ") +
-         std::string(name(plan.shape.collective)) + ", " + std::to_string(plan.shape.size) +
-         " ranks, " + (plan.schedules.front().is_lowered ? "lowered" : "direct");
+std::string describe(const Script& script) {
+  return script.algorithm + (script.algorithm.empty() ? "" : " ") +
+         std::string(name(script.shape.collective)) + ", " + std::to_string(script.shape.size) +
+         " ranks, " + (script.schedules.front().is_lowered ? "lowered" : "direct");
 }
 
 /// What there is to say, on standard output; the exit status.
 int run(const Options& options) {
   const bool is_verified = !options.file.empty();
-  const Plan plan = is_verified ? read_plan(options.file) : make_plan(options);
-  if (options.rank >= plan.shape.size)
+  const Script script = is_verified ? read_script(options.file) : make_script(options);
+  if (options.rank >= script.shape.size)
     throw std::invalid_argument("--rank: " + std::to_string(options.rank) + ": accepted: 0 to " +
-                                std::to_string(plan.shape.size - 1));
-  const std::string fault = is_verified ? verify(plan) : std::string();
+                                std::to_string(script.shape.size - 1));
+  const std::string fault = is_verified ? verify(script) : std::string();
   if (options.is_json) {
-    ordered_json all = document(plan);
+    ordered_json all = document(script);
     if (options.rank >= 0) {
       all["text"] = section(all["text"], options.rank);
       all["schedules"] = ordered_json::array({all["schedules"][options.rank]});
@@ -281,10 +281,10 @@ int run(const Options& options) {
     if (is_verified) all["fault"] = fault;
     std::printf("%s\n", all.dump(1).c_str());
   } else if (!is_verified) {
-    const std::string text = to_string(plan);
+    const std::string text = to_string(script);
     std::fputs((options.rank < 0 ? text : section(text, options.rank)).c_str(), stdout);
   } else if (fault.empty()) {
-    std::printf("%s: right: %s\n", options.file.c_str(), describe(plan).c_str());
+    std::printf("%s: right: %s\n", options.file.c_str(), describe(script).c_str());
   } else {
     std::fprintf(stderr, "trib-schedule: %s: wrong: %s\n", options.file.c_str(), fault.c_str());
   }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Reads what plan.cpp writes. Texts come from people, and in tests from a fuzzer: every number is
+// Reads what script.cpp writes. Texts come from people, and in tests from a fuzzer: every number is
 // checked before it is used. Next: verify.cpp, for what the text means.
 #include <algorithm>
 #include <charconv>
 
 #include "base/error.hpp"
-#include "schedule/plan.hpp"
+#include "schedule/script.hpp"
 
 namespace trib {
 namespace {
@@ -167,46 +167,46 @@ class Parser {
  public:
   explicit Parser(std::string_view text) : reader_(text) {}
 
-  Plan run() {
+  Script run() {
     read_header();
     for (int rank = 0; rank < size(); ++rank) read_rank(rank);
     if (!reader_.at_end()) reader_.fail(quoted(reader_.peek()) + " behind the last rank's steps");
-    for (Schedule& schedule : plan_.schedules) {
+    for (Schedule& schedule : script_.schedules) {
       for (const auto& slots : schedule.slots) {
         schedule.flags = std::max(schedule.flags, static_cast<int>(slots.size()));
         if (!slots.empty())
           schedule.units = std::max(schedule.units, slots.back().offset + slots.back().span);
       }
     }
-    return std::move(plan_);
+    return std::move(script_);
   }
 
  private:
-  int size() const { return plan_.shape.size; }
+  int size() const { return script_.shape.size; }
 
   int rank_number(const char* what = "rank") { return reader_.number(what, 0, size() - 1); }
 
   void read_header() {
     reader_.expect_key("schedule");
-    plan_.shape.collective =
+    script_.shape.collective =
         static_cast<Collective>(reader_.choice("collective", names<Collective>(kAllCollectives)));
     reader_.end_line();
     if (reader_.accept("algorithm")) {
-      plan_.algorithm = reader_.word("name");
+      script_.algorithm = reader_.word("name");
       reader_.end_line();
     }
     reader_.expect_key("ranks");
-    plan_.shape.size = reader_.number("number of ranks", 1, kMaxPlanRanks);
+    script_.shape.size = reader_.number("number of ranks", 1, kMaxScriptRanks);
     reader_.end_line();
-    if (has_root(plan_.shape.collective)) {
+    if (has_root(script_.shape.collective)) {
       reader_.expect_key("root");
-      plan_.shape.root = rank_number();
+      script_.shape.root = rank_number();
       reader_.end_line();
     }
-    plan_.shape.in_place = read_flag("in_place");
-    plan_.is_rank_order = read_flag("rank_order");
+    script_.shape.in_place = read_flag("in_place");
+    script_.is_rank_order = read_flag("rank_order");
     reader_.expect_key("chunks");
-    common_.chunks = reader_.number("number of chunks", 1, kMaxPlanChunks);
+    common_.chunks = reader_.number("number of chunks", 1, kMaxScriptChunks);
     reader_.end_line();
     reader_.expect_key("form");
     common_.is_lowered = reader_.choice("form", {"direct", "lowered"}) == 1;
@@ -222,7 +222,7 @@ class Parser {
 
   void read_stages_and_slots() {
     if (reader_.accept("stages")) {
-      common_.stages = reader_.number("number of stages", 1, kMaxPlanStages);
+      common_.stages = reader_.number("number of stages", 1, kMaxScriptStages);
       reader_.end_line();
     }
     common_.slots.resize(size());
@@ -242,8 +242,8 @@ class Parser {
   }
 
   void read_slot(std::vector<Slot>& slots) {
-    if (slots.size() == kMaxPlanSlots)
-      reader_.fail("too many slots; accepted: " + std::to_string(kMaxPlanSlots) + " of a rank");
+    if (slots.size() == kMaxScriptSlots)
+      reader_.fail("too many slots; accepted: " + std::to_string(kMaxScriptSlots) + " of a rank");
     Slot slot;
     if (!reader_.take("flag")) read_chunks(slot.chunk, slot.span);
     slot.offset = slots.empty() ? 0 : slots.back().offset + slots.back().span;
@@ -264,7 +264,7 @@ class Parser {
     reader_.expect_key("rank");
     reader_.number("rank", rank, rank);  // one after the other
     reader_.end_line();
-    Schedule& schedule = plan_.schedules.emplace_back(common_);
+    Schedule& schedule = script_.schedules.emplace_back(common_);
     if (schedule.is_lowered) {
       schedule.readers = read_readers("readers");
       schedule.attached_readers = read_readers("attached_readers");
@@ -320,7 +320,7 @@ class Parser {
 
   int slot_number(int rank) {
     const int slots =
-        common_.is_lowered ? static_cast<int>(common_.slots[rank].size()) : kMaxPlanSlots;
+        common_.is_lowered ? static_cast<int>(common_.slots[rank].size()) : kMaxScriptSlots;
     return reader_.number("slot", 0, slots - 1);
   }
 
@@ -340,12 +340,12 @@ class Parser {
   }
 
   Reader reader_;
-  Plan plan_;
+  Script script_;
   Schedule common_;  ///< what all ranks' schedules have in common
 };
 
 }  // namespace
 
-Plan parse_plan(std::string_view text) { return Parser(text).run(); }
+Script parse_script(std::string_view text) { return Parser(text).run(); }
 
 }  // namespace trib

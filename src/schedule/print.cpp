@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Steps as text, for people, tests and verify()'s faults: `reduce out(0, 2) <- in(0, 2) in(1, 2)`.
-// Next: plan.cpp, which puts those of all ranks together; parse.cpp, which reads them.
+// Next: script.cpp, which puts those of all ranks together; parse.cpp, which reads them.
 #include <string>
 
 #include "schedule/schedule.hpp"

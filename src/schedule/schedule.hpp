@@ -204,7 +204,7 @@ enum class Reach : std::uint8_t {
 /// Error(Code::internal) if the schedules deadlock.
 std::vector<Schedule> lower(const std::vector<Schedule>& all, const Shape& shape, Reach reach);
 
-/// One line per step, for people and tests. Those of all ranks, to be read back: see plan.hpp.
+/// One line per step, for people and tests. Those of all ranks, to be read back: see script.hpp.
 std::string to_string(const Location& location);
 std::string to_string(const Step& step);
 std::string to_string(const Schedule& schedule);

@@ -229,7 +229,7 @@ class Verifier {
     waited_.assign(static_cast<std::size_t>(windows_) * size_ * size_ * flags, -1);
   }
 
-  /// Schedules may come from outside (plan.hpp): what is allocated for them has a limit.
+  /// Schedules may come from outside (script.hpp): what is allocated for them has a limit.
   void check_room(double units, double flags) const {
     constexpr double kMost = 1 << 28;  // numbers: a gibibyte
     const double size = size_, windows = windows_;

@@ -10,7 +10,7 @@
 
 #include "algorithm/registry.hpp"
 #include "base/error.hpp"
-#include "schedule/plan.hpp"
+#include "schedule/script.hpp"
 
 using namespace trib;
 
@@ -33,18 +33,19 @@ struct Input {
 static std::string any_schedule(Input& input) {
   const auto rows = algorithms();
   const Algorithm& row = rows[static_cast<std::size_t>(input.below(static_cast<int>(rows.size())))];
-  Plan plan;
-  plan.shape.collective = static_cast<Collective>(input.below(kAllCollectives));
-  if (!row.serves(plan.shape.collective)) plan.shape.collective = Collective::allreduce;
-  plan.shape.size = 2 + input.below(4);
-  plan.shape.in_place = input.below(2) == 0;
+  Script script;
+  script.shape.collective = static_cast<Collective>(input.below(kAllCollectives));
+  if (!row.serves(script.shape.collective)) script.shape.collective = Collective::allreduce;
+  script.shape.size = 2 + input.below(4);
+  script.shape.in_place = input.below(2) == 0;
   const int form = input.below(3);
-  if (form > 0) plan.shape.in_place = false;
-  if (has_root(plan.shape.collective)) plan.shape.root = input.below(plan.shape.size);
-  plan.schedules = all_ranks(row, plan.shape);
+  if (form > 0) script.shape.in_place = false;
+  if (has_root(script.shape.collective)) script.shape.root = input.below(script.shape.size);
+  script.schedules = all_ranks(row, script.shape);
   if (form > 0)
-    plan.schedules = lower(plan.schedules, plan.shape, form == 1 ? Reach::scratch : Reach::attach);
-  return to_string(plan);
+    script.schedules =
+        lower(script.schedules, script.shape, form == 1 ? Reach::scratch : Reach::attach);
+  return to_string(script);
 }
 
 /// Another letter, a line less, a line twice, lines swapped: wherever the input says.
@@ -84,13 +85,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     change(text, input);
   }
   try {
-    const Plan plan = parse_plan(text);
-    const std::string written = to_string(plan);
-    check(to_string(parse_plan(written)) == written);
+    const Script script = parse_script(text);
+    const std::string written = to_string(script);
+    check(to_string(parse_script(written)) == written);
     // Long ranges cost time alone.
-    const Schedule& first = plan.schedules.front();
-    if (plan.shape.size > 16 || first.chunks > 64 || first.units > 4096) return 0;
-    const std::string fault = verify(plan);
+    const Schedule& first = script.schedules.front();
+    if (script.shape.size > 16 || first.chunks > 64 || first.units > 4096) return 0;
+    const std::string fault = verify(script);
     check(fault.size() < 100000);
   } catch (const Error& error) {
     check(error.code() == Code::argument);

@@ -8,7 +8,7 @@
 
 #include "algorithm/registry.hpp"
 #include "base/error.hpp"
-#include "schedule/plan.hpp"
+#include "schedule/script.hpp"
 #include "support/sanitizer.hpp"
 
 namespace trib {
@@ -36,18 +36,18 @@ bool is_same_otherwise(const Schedule& a, const Schedule& b) {
 
 enum class Form { direct, in_place, lowered, attached };
 
-Plan make(const Algorithm& algorithm, Shape shape, Form form) {
+Script make(const Algorithm& algorithm, Shape shape, Form form) {
   shape.in_place = form == Form::in_place;
-  Plan plan{std::string(algorithm.name), shape,
-            is_reduction(shape.collective) && algorithm.association == Association::rank_order,
-            all_ranks(algorithm, shape)};
-  if (form == Form::lowered) plan.schedules = lower(plan.schedules, shape, Reach::scratch);
-  if (form == Form::attached) plan.schedules = lower(plan.schedules, shape, Reach::attach);
-  return plan;
+  Script script{std::string(algorithm.name), shape,
+                is_reduction(shape.collective) && algorithm.association == Association::rank_order,
+                all_ranks(algorithm, shape)};
+  if (form == Form::lowered) script.schedules = lower(script.schedules, shape, Reach::scratch);
+  if (form == Form::attached) script.schedules = lower(script.schedules, shape, Reach::attach);
+  return script;
 }
 
 template <class F>
-void for_each_plan(const Algorithm& algorithm, int max_size, F&& f) {
+void for_each_script(const Algorithm& algorithm, int max_size, F&& f) {
   for (int collective = 0; collective < kAllCollectives; ++collective) {
     Shape shape;
     shape.collective = static_cast<Collective>(collective);
@@ -63,28 +63,28 @@ void for_each_plan(const Algorithm& algorithm, int max_size, F&& f) {
 class EveryText : public testing::TestWithParam<Algorithm> {};
 
 TEST_P(EveryText, ReadsBackTheSame) {
-  for_each_plan(GetParam(), 9, [](const Plan& plan) {
-    const std::string text = to_string(plan);
-    const Plan again = parse_plan(text);
+  for_each_script(GetParam(), 9, [](const Script& script) {
+    const std::string text = to_string(script);
+    const Script again = parse_script(text);
     EXPECT_EQ(to_string(again), text);
-    EXPECT_EQ(again.algorithm, plan.algorithm);
-    EXPECT_EQ(again.is_rank_order, plan.is_rank_order);
-    EXPECT_EQ(again.shape.collective, plan.shape.collective);
-    EXPECT_EQ(again.shape.size, plan.shape.size);
-    EXPECT_EQ(again.shape.root, plan.shape.root);
-    EXPECT_EQ(again.shape.in_place, plan.shape.in_place);
-    ASSERT_EQ(again.schedules.size(), plan.schedules.size());
-    for (std::size_t rank = 0; rank < plan.schedules.size(); ++rank) {
-      EXPECT_EQ(again.schedules[rank].steps, plan.schedules[rank].steps) << text;
-      EXPECT_TRUE(is_same_otherwise(again.schedules[rank], plan.schedules[rank])) << text;
+    EXPECT_EQ(again.algorithm, script.algorithm);
+    EXPECT_EQ(again.is_rank_order, script.is_rank_order);
+    EXPECT_EQ(again.shape.collective, script.shape.collective);
+    EXPECT_EQ(again.shape.size, script.shape.size);
+    EXPECT_EQ(again.shape.root, script.shape.root);
+    EXPECT_EQ(again.shape.in_place, script.shape.in_place);
+    ASSERT_EQ(again.schedules.size(), script.schedules.size());
+    for (std::size_t rank = 0; rank < script.schedules.size(); ++rank) {
+      EXPECT_EQ(again.schedules[rank].steps, script.schedules[rank].steps) << text;
+      EXPECT_TRUE(is_same_otherwise(again.schedules[rank], script.schedules[rank])) << text;
     }
   });
 }
 
 TEST_P(EveryText, Verifies) {
-  for_each_plan(GetParam(), test::less_if_sanitized(9, 5), [](const Plan& plan) {
-    const std::string text = to_string(plan);
-    EXPECT_EQ(verify(parse_plan(text)), "") << text;
+  for_each_script(GetParam(), test::less_if_sanitized(9, 5), [](const Script& script) {
+    const std::string text = to_string(script);
+    EXPECT_EQ(verify(parse_script(text)), "") << text;
   });
 }
 
@@ -92,11 +92,11 @@ INSTANTIATE_TEST_SUITE_P(Rows, EveryText,
                          testing::ValuesIn(algorithms().begin(), algorithms().end()),
                          [](const auto& row) { return std::string(row.param.name); });
 
-/// What parse_plan() says.
+/// What parse_script() says.
 std::string message(const std::string& text) {
   try {
-    const Plan plan = parse_plan(text);
-    return "accepted: " + to_string(plan);
+    const Script script = parse_script(text);
+    return "accepted: " + to_string(script);
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::argument);
     return error.what();
@@ -172,16 +172,16 @@ TEST(Text, OfTheDocumentation) {
   Shape shape;
   shape.size = 2;
   EXPECT_EQ("\n" + to_string(make(*find_algorithm("two_shot"), shape, Form::direct)), kExample);
-  EXPECT_EQ(verify(parse_plan(kExample)), "");
-  EXPECT_EQ(verify(parse_plan(changed(kExample, "  wait 1\n", ""))),
+  EXPECT_EQ(verify(parse_script(kExample)), "");
+  EXPECT_EQ(verify(parse_script(changed(kExample, "  wait 1\n", ""))),
             "call 0 (allreduce): rank 0, step 1 `reduce out(0, 0) out(1, 0) <- in(0, 0) in(1, "
             "0)`: in(1, 0): its rank may not be in the call yet");
 }
 
 TEST(Text, WrittenByHand) {
   for (const char* text : {kDirect, kLowered}) {
-    EXPECT_EQ(to_string(parse_plan(text)), text);
-    EXPECT_EQ(verify(parse_plan(text)), "");
+    EXPECT_EQ(to_string(parse_script(text)), text);
+    EXPECT_EQ(verify(parse_script(text)), "");
   }
 }
 
@@ -189,28 +189,28 @@ TEST(Text, SpacesAndCommentsDoNotCount) {
   std::string text = std::string("# a Reduce\r\n\n") + kDirect + "\n\n  # the end";
   text = changed(text, "ranks 2", "\tranks   2 # no more\r");
   text = changed(text, "out(1, 0..2) <-", "out ( 1,0 .. 2)<-");
-  EXPECT_EQ(to_string(parse_plan(text)), kDirect);
+  EXPECT_EQ(to_string(parse_script(text)), kDirect);
 }
 
 TEST(Text, WhatIsNotRightIsReported) {
-  EXPECT_EQ(verify(parse_plan(changed(kDirect, "  wait 0\n", ""))),
+  EXPECT_EQ(verify(parse_script(changed(kDirect, "  wait 0\n", ""))),
             "call 0 (reduce, root 1): rank 1, step 0 `reduce out(1, 0..2) <- in(0, 0..2) in(1, "
             "0..2)`: in(0, 0..2): its rank may not be in the call yet");
-  EXPECT_EQ(verify(parse_plan(changed(kDirect, "in(0, 0..2) in(1", "in(1, 0..2) in(1"))),
+  EXPECT_EQ(verify(parse_script(changed(kDirect, "in(0, 0..2) in(1", "in(1, 0..2) in(1"))),
             "call 0 (reduce, root 1): rank 1, at the end: out(1, 0): a contribution is in it "
             "twice: (1 1)");
-  EXPECT_EQ(verify(parse_plan(changed(kLowered, "  1: wait 0 slot 1\n", ""))),
+  EXPECT_EQ(verify(parse_script(changed(kLowered, "  1: wait 0 slot 1\n", ""))),
             "call 0 (broadcast, root 0): rank 1, step 0 `copy out(1, 0..1) <- scratch(0 slot 1, "
             "0..1)`: scratch(0 slot 1, 0..1): read without waiting for its slot");
 }
 
 TEST(Text, SlotsMayLieApart) {
   const std::string text = changed(kLowered, "flag 0..1", "flag @ 3 0..1 @ 7");
-  const Plan plan = parse_plan(text);
-  EXPECT_EQ(to_string(plan), text);
-  EXPECT_EQ(plan.schedules[1].units, 9);
-  EXPECT_EQ(plan.schedules[1].flags, 2);
-  EXPECT_EQ(verify(plan), "");
+  const Script script = parse_script(text);
+  EXPECT_EQ(to_string(script), text);
+  EXPECT_EQ(script.schedules[1].units, 9);
+  EXPECT_EQ(script.schedules[1].flags, 2);
+  EXPECT_EQ(verify(script), "");
 }
 
 struct Wrong {
@@ -222,7 +222,7 @@ struct Wrong {
 
 TEST(Text, WrongTextsAreErrorsWithTheLine) {
   const Wrong all[] = {
-      {kDirect, "schedule reduce", "plan reduce", "line 1: `plan`; expected: schedule"},
+      {kDirect, "schedule reduce", "script reduce", "line 1: `script`; expected: schedule"},
       {kDirect, "schedule reduce", "schedule gather",
        "line 1: `gather` is no collective; accepted: allreduce, reduce, reduce_scatter, "
        "reduce_scatter_block, allgather, broadcast"},
@@ -310,9 +310,9 @@ TEST(Text, DamagedTextsDoNoHarm) {
         for (const std::string& damaged :
              {changed(text, part, ""), changed(text, part, part + part)}) {
           try {
-            const Plan plan = parse_plan(damaged);
-            EXPECT_EQ(to_string(parse_plan(to_string(plan))), to_string(plan));
-            verify(plan);
+            const Script script = parse_script(damaged);
+            EXPECT_EQ(to_string(parse_script(to_string(script))), to_string(script));
+            verify(script);
           } catch (const Error& error) {
             EXPECT_EQ(error.code(), Code::argument) << error.what();
           }
@@ -324,7 +324,7 @@ TEST(Text, DamagedTextsDoNoHarm) {
 
 TEST(Text, WhatWouldTakeTooMuchMemoryIsRefused) {
   std::string slots = "slots 0:";
-  for (int i = 0; i <= kMaxPlanSlots; ++i) slots += " flag";
+  for (int i = 0; i <= kMaxScriptSlots; ++i) slots += " flag";
   EXPECT_EQ(message(changed(kLowered, "slots 0: flag 0..1", slots)),
             "line 7: too many slots; accepted: 4096 of a rank");
 
@@ -344,7 +344,7 @@ TEST(Text, WhatWouldTakeTooMuchMemoryIsRefused) {
   std::string large = "schedule allreduce\nranks 128\nchunks 4096\nform direct\n";
   for (int rank = 0; rank < 128; ++rank) large += "rank " + std::to_string(rank) + "\n";
   large += "copy scratch(127 slot 4095, 0) <- in(127, 0)\n";
-  EXPECT_EQ(verify(parse_plan(large)), "too large to be verified");
+  EXPECT_EQ(verify(parse_script(large)), "too large to be verified");
 }
 
 /// A fold that would be 2^100 letters long.
@@ -352,7 +352,7 @@ TEST(Text, MessagesBreakOff) {
   std::string text = "schedule allreduce\nranks 1\nchunks 1\nform direct\nrank 0\n";
   text += "reduce out(0, 0) <- in(0, 0) in(0, 0)\n";
   for (int i = 0; i < 100; ++i) text += "reduce out(0, 0) <- out(0, 0) out(0, 0)\n";
-  const std::string fault = verify(parse_plan(text));
+  const std::string fault = verify(parse_script(text));
   EXPECT_NE(fault.find("twice"), std::string::npos);
   EXPECT_LT(fault.size(), 25000U);
 }

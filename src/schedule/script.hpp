@@ -23,7 +23,7 @@
 // chunks, or `flag` where it has no payload; ` @ 7` behind it says where it lies if not right
 // behind the slot before. Everything behind `#` is a comment.
 //
-// Next: print.cpp, plan.cpp, parse.cpp.
+// Next: print.cpp, script.cpp, parse.cpp.
 #pragma once
 
 #include <string>
@@ -35,7 +35,7 @@
 namespace trib {
 
 /// What the text says.
-struct Plan {
+struct Script {
   std::string algorithm;  ///< a name for people, of letters, digits and underscores; may be empty
   Shape shape;            ///< rank and node_of are not in the text
   bool is_rank_order = false;       ///< see VerifiedCall
@@ -43,18 +43,18 @@ struct Plan {
 };
 
 /// The most that a text may hold, so that none takes all memory.
-inline constexpr int kMaxPlanRanks = 128, kMaxPlanChunks = 4096, kMaxPlanSlots = 4096,
-                     kMaxPlanStages = 64;
+inline constexpr int kMaxScriptRanks = 128, kMaxScriptChunks = 4096, kMaxScriptSlots = 4096,
+                     kMaxScriptStages = 64;
 
-std::string to_string(const Plan& plan);
+std::string to_string(const Script& script);
 
 /// The inverse: to_string of the result is the same text, but for comments and spaces. Every number
 /// is in range then; whether the schedule is right is for verify() to say. Throws
 /// Error(Code::argument) with the number of the line and what is accepted there.
-Plan parse_plan(std::string_view text);
+Script parse_script(std::string_view text);
 
 /// verify() for several calls in a row; lowered also in several runs, and in place where the
 /// schedules permit it.
-std::string verify(const Plan& plan);
+std::string verify(const Script& script);
 
 }  // namespace trib

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The schedules of all ranks: as text, and verified. Next: parse.cpp, verify.cpp.
-#include "schedule/plan.hpp"
+#include "schedule/script.hpp"
 
 #include <algorithm>
 
@@ -41,15 +41,15 @@ std::string rank_text(const Schedule& schedule) {
 
 }  // namespace
 
-std::string to_string(const Plan& plan) {
-  const Shape& shape = plan.shape;
-  const Schedule& first = plan.schedules.front();
+std::string to_string(const Script& script) {
+  const Shape& shape = script.shape;
+  const Schedule& first = script.schedules.front();
   std::string text = "schedule " + std::string(name(shape.collective)) + "\n";
-  if (!plan.algorithm.empty()) text += "algorithm " + plan.algorithm + "\n";
+  if (!script.algorithm.empty()) text += "algorithm " + script.algorithm + "\n";
   text += "ranks " + std::to_string(shape.size) + "\n";
   if (has_root(shape.collective)) text += "root " + std::to_string(shape.root) + "\n";
   if (shape.in_place) text += "in_place\n";
-  if (plan.is_rank_order) text += "rank_order\n";
+  if (script.is_rank_order) text += "rank_order\n";
   text += "chunks " + std::to_string(first.chunks) + "\n";
   text += first.is_lowered ? "form lowered\n" : "form direct\n";
   if (first.stages > 1) text += "stages " + std::to_string(first.stages) + "\n";
@@ -57,26 +57,26 @@ std::string to_string(const Plan& plan) {
     if (first.slots[rank].empty()) continue;
     text += "slots " + std::to_string(rank) + ":" + slots_text(first.slots[rank]) + "\n";
   }
-  for (std::size_t rank = 0; rank < plan.schedules.size(); ++rank)
-    text += "\nrank " + std::to_string(rank) + "\n" + rank_text(plan.schedules[rank]);
+  for (std::size_t rank = 0; rank < script.schedules.size(); ++rank)
+    text += "\nrank " + std::to_string(rank) + "\n" + rank_text(script.schedules[rank]);
   return text;
 }
 
-std::string verify(const Plan& plan) {
+std::string verify(const Script& script) {
   const auto is_endangered = [](const Schedule& schedule) { return schedule.endangers_input; };
-  const bool is_lowered = plan.schedules.front().is_lowered;
-  const bool both = is_lowered && !plan.shape.in_place &&
-                    std::none_of(plan.schedules.begin(), plan.schedules.end(), is_endangered);
-  VerifiedCall call{plan.shape, plan.schedules, plan.shape.in_place, 1, plan.is_rank_order};
+  const bool is_lowered = script.schedules.front().is_lowered;
+  const bool both = is_lowered && !script.shape.in_place &&
+                    std::none_of(script.schedules.begin(), script.schedules.end(), is_endangered);
+  VerifiedCall call{script.shape, script.schedules, script.shape.in_place, 1, script.is_rank_order};
   for (int way = 0; way < (both ? 2 : 1); ++way) {
-    call.in_place = plan.shape.in_place || way == 1;
+    call.in_place = script.shape.in_place || way == 1;
     for (const int runs : {1, 3}) {
       if (runs > 1 && !is_lowered) continue;
       call.runs = runs;
       // So many that every window is used again.
       const std::string fault = verify(std::vector(is_lowered && runs == 1 ? 6 : 3, call));
       if (fault.empty()) continue;
-      return way == 1 && !plan.shape.in_place ? "in place: " + fault : fault;
+      return way == 1 && !script.shape.in_place ? "in place: " + fault : fault;
     }
   }
   return {};
