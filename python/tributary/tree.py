@@ -40,8 +40,19 @@ def preload_library(abi: str) -> Path | None:
 
 
 def program(name: str) -> Path | None:
-    """A native program: trib-info, trib-bench-ABI."""
+    """A native program: trib-info, trib-schedule, trib-bench-ABI."""
     return _find([f"bin/{name}", f"libexec/tributary/{name}", f"lib/tributary/{name}"])
+
+
+def need_program(name: str) -> Path:
+    """As program, but an error if it is not there."""
+    path = program(name)
+    if path is None:
+        raise UserError(
+            f"{name} is not there; looked below {', '.join(map(str, _homes()))}. "
+            "`make build` builds it; TRIB_HOME names another place"
+        )
+    return path
 
 
 def need_preload_library(abi: str) -> Path:
@@ -58,12 +69,7 @@ def need_preload_library(abi: str) -> Path:
 
 
 def _ask(settings: dict[str, str] | None = None) -> dict[str, Any]:
-    path = program("trib-info")
-    if path is None:
-        raise UserError(
-            f"trib-info is not there; looked below {', '.join(map(str, _homes()))}. "
-            "`make build` builds it; TRIB_HOME names another place"
-        )
+    path = need_program("trib-info")
     done = subprocess.run(
         [path], capture_output=True, text=True, check=False, env={**os.environ, **(settings or {})}
     )

@@ -56,9 +56,26 @@ class Folds {
     return why.empty();
   }
 
+  /// As "((0 1) 2)". Of a wrong schedule it might have more letters than there is memory, and more
+  /// levels than there is stack: it breaks off.
   std::string text(int value) const {
-    if (value < size_) return std::to_string(value);
-    return "(" + text(nodes_[value].left) + " " + text(nodes_[value].right) + ")";
+    constexpr std::size_t kLongest = 20000;
+    constexpr int kOpen = -1, kSpace = -2, kClose = -3;
+    std::string text;
+    for (std::vector<int> rest{value}; !rest.empty();) {
+      const int next = rest.back();
+      rest.pop_back();
+      if (text.size() > kLongest) return text + "...";
+      if (next < 0) {
+        text += "( )"[-1 - next];
+      } else if (next < size_) {
+        text += std::to_string(next);
+      } else {
+        const Node& node = nodes_[next];
+        rest.insert(rest.end(), {kClose, node.right, kSpace, node.left, kOpen});
+      }
+    }
+    return text;
   }
 
  private:

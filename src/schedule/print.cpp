@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Schedules as text, for people, tests and verify()'s faults: `reduce out(0, 2) <- in(0, 2) in(1,
-// 2)`.
+// Steps as text, for people, tests and verify()'s faults: `reduce out(0, 2) <- in(0, 2) in(1, 2)`.
+// Next: script.cpp, which puts those of all ranks together; parse.cpp, which reads them.
 #include <string>
 
 #include "schedule/schedule.hpp"
@@ -8,8 +8,7 @@
 namespace trib {
 
 std::string to_string(const Location& location) {
-  constexpr const char* names[] = {"in(", "out(", "scratch("};
-  std::string text = names[static_cast<int>(location.buffer)] + std::to_string(location.rank);
+  std::string text = std::string(name(location.buffer)) + "(" + std::to_string(location.rank);
   if (location.buffer == Buffer::scratch) text += " slot " + std::to_string(location.slot);
   text += ", " + std::to_string(location.chunk);
   if (location.span != 1) text += ".." + std::to_string(location.chunk + location.span - 1);
@@ -17,8 +16,7 @@ std::string to_string(const Location& location) {
 }
 
 std::string to_string(const Step& step) {
-  constexpr const char* names[] = {"copy", "reduce", "signal", "wait"};
-  std::string text = names[static_cast<int>(step.verb)];
+  std::string text(name(step.verb));
   for (const Location& to : step.to) text += " " + to_string(to);
   if (!step.from.empty()) text += " <-";
   for (const Location& from : step.from) text += " " + to_string(from);

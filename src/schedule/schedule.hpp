@@ -72,6 +72,11 @@ constexpr int wrap(int value, int size) { return ((value % size) + size) % size;
 
 enum class Buffer : std::uint8_t { in, out, scratch };
 
+constexpr std::string_view name(Buffer buffer) {
+  constexpr std::string_view names[] = {"in", "out", "scratch"};
+  return names[static_cast<int>(buffer)];
+}
+
 /// `span` chunks from `chunk` on, in one rank's buffer.
 ///
 /// The vector is cut into Schedule::chunks parts. `in` holds all of them on every rank in
@@ -104,6 +109,11 @@ enum class Verb : std::uint8_t {
   signal,  ///< tells `peers` (lowered: whoever waits for it) that all steps before it are done
   wait,    ///< until peers[0] has given a signal
 };
+
+constexpr std::string_view name(Verb verb) {
+  constexpr std::string_view names[] = {"copy", "reduce", "signal", "wait"};
+  return names[static_cast<int>(verb)];
+}
 
 /// All locations of a copy or reduce step have the same chunk and span.
 struct Step {
@@ -194,7 +204,7 @@ enum class Reach : std::uint8_t {
 /// Error(Code::internal) if the schedules deadlock.
 std::vector<Schedule> lower(const std::vector<Schedule>& all, const Shape& shape, Reach reach);
 
-/// One line per step, for people and tests.
+/// One line per step, for people and tests. Those of all ranks, to be read back: see script.hpp.
 std::string to_string(const Location& location);
 std::string to_string(const Step& step);
 std::string to_string(const Schedule& schedule);

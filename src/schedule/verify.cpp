@@ -216,6 +216,7 @@ class Verifier {
       }
       direct_slots_.push_back(slots);
     }
+    check_room(static_cast<double>(units), flags);
     flags_ = flags;
     if (call_of_run_.empty()) return;
     own_windows_.resize(static_cast<std::size_t>(size_) * windows_);
@@ -226,6 +227,24 @@ class Verifier {
       window.reads.assign(size_, 0);
     }
     waited_.assign(static_cast<std::size_t>(windows_) * size_ * size_ * flags, -1);
+  }
+
+  /// Schedules may come from outside (script.hpp): what is allocated for them has a limit.
+  void check_room(double units, double flags) const {
+    constexpr double kMost = 1 << 28;  // numbers: a gibibyte
+    const double size = size_, windows = windows_;
+    double cells = 0, signals = 0;
+    for (std::size_t c = 0; c < calls_.size(); ++c) {
+      const Schedule& first = calls_[c].schedules.front();
+      const double pieces = 2.0 * (first.is_lowered ? calls_[c].runs : 1);
+      const double slots = first.is_lowered ? 0 : direct_slots_[c];
+      cells = std::max(cells, (pieces + slots) * first.chunks);
+      for (const Schedule& schedule : calls_[c].schedules)
+        signals += static_cast<double>(schedule.steps.size()) * calls_[c].runs;
+    }
+    const double numbers =
+        size * ((cells + windows * units) * (size + 3) + windows * size * flags + signals);
+    if (numbers > kMost) throw Fault{"too large to be verified"};
   }
 
   const VerifiedCall& call_of(int rank) const { return calls_[ranks_[rank].call]; }

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`trib schedule`: what it prints reads back, faults are said, and the graph behind the picture."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import built_or_skip
+
+from tributary import schedule
+from tributary.cli.schedule import in_words
+
+Trib = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _needs_schedule() -> None:
+    built_or_skip("trib-schedule")
+
+
+def ask(words: str) -> dict[str, Any]:
+    return schedule.ask(words.split())
+
+
+def test_steps_are_printed(trib: Trib) -> None:
+    status, out, _ = trib("schedule", "allreduce", "--algorithm", "two_shot", "-n", 3, "--direct")
+    assert status == 0
+    assert out.startswith("# two_shot allreduce, 3 ranks\n# direct, 3 chunks\n")
+    assert "\nrank 2\n  signal 0 1\n" in out
+    assert "  reduce out(1, 1) out(2, 1) out(0, 1) <- in(0, 1) in(1, 1) in(2, 1)\n" in out
+
+
+def test_lowered_is_the_default(trib: Trib) -> None:
+    _, out, _ = trib("schedule", "reduce", "--root", 1, "-n", 2, "--algorithm", "one_shot")
+    assert "# lowered, 1 chunk, 2 stages, up to 1 slot per rank (1 n)\n" in out
+    assert "\n  1: wait 0 slot 0\n" in out and "root 1\n" in out
+
+
+def test_one_rank(trib: Trib) -> None:
+    words = ["schedule", "allreduce", "--algorithm", "ring", "-n", 4, "--rank"]
+    status, out, _ = trib(*words, 3)
+    assert status == 0 and "rank 3\n" in out and "rank 2\n" not in out
+    status, _, error = trib(*words, 4)
+    assert status == 2 and "0 to 3" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [("allreduce -n 4", "one_shot"), ("allreduce -n 8 --bytes 1M", "two_shot")],
+)
+def test_the_table_chooses(trib: Trib, words: str, name: str) -> None:
+    assert f"# {name} allreduce" in trib("schedule", *words.split())[1]
+
+
+@pytest.mark.parametrize("form", ["--direct", "--attach", ""])
+def test_what_is_printed_can_be_verified(trib: Trib, tmp_path: Path, form: str) -> None:
+    words = ["schedule", "allreduce", "--algorithm", "rabenseifner", "-n", "5", *form.split()]
+    status, out, _ = trib(*words)
+    assert status == 0
+    file = tmp_path / "schedule.txt"
+    file.write_text(out)
+    status, out, error = trib("schedule", "--verify", file)
+    assert (status, error) == (0, "")
+    assert "# verified: " in out and "# rabenseifner allreduce, 5 ranks\n" in out
+
+
+def test_a_fault_is_named_and_drawn(trib: Trib, tmp_path: Path) -> None:
+    text = trib("schedule", "allreduce", "--algorithm", "ring", "-n", 3)[1]
+    file, picture = tmp_path / "wrong.txt", tmp_path / "wrong.png"
+    file.write_text(text.replace("  0: signal slot 0\n", "", 1))
+    status, _, error = trib("schedule", "--verify", file, "--plot", picture)
+    assert status == 1
+    assert f"{file}: wrong: deadlock" in error and "waits for ever" in error
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_wrong_texts_are_errors_with_the_line(trib: Trib, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.txt"
+    file.write_text("schedule allreduce\nranks 2\nchunks 1\nform straight\n")
+    status, out, error = trib("schedule", "--verify", file)
+    assert (status, out) == (2, "")
+    assert error == (
+        f"trib schedule: {file}: line 4: `straight` is no form; accepted: direct, lowered\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "COLLECTIVE is missing"),
+        ("allreduce --verify x", "give one of the two"),
+        ("gather", "none of allreduce, reduce, reduce_scatter"),
+        ("allreduce --algorithm rong", "auto, one_shot, two_shot"),
+        ("broadcast --algorithm ring", "ring has no broadcast; accepted: auto, one_shot, two_shot"),
+        ("allreduce -n 1", "-n: 1: accepted: 2 to 128"),
+        ("reduce -n 4 --root 4", "--root: 4: accepted: 0 to 3"),
+        ("allreduce --root 1", "--root: allreduce has none"),
+        ("allreduce --bytes x", "--bytes: 'x' is no size"),
+        ("allreduce --in-place", "--in-place: only with --direct"),
+        ("allreduce --plot x.gif", ".png, .svg, .pdf"),
+        ("allreduce -n 33 --plot x.png", "--plot: 33 ranks; accepted: up to 32"),
+        ("--verify /nowhere", "/nowhere: it cannot be read"),
+    ],
+)
+def test_wrong_arguments(trib: Trib, words: str, message: str) -> None:
+    status, _, error = trib("schedule", *words.split())
+    assert status == 2 and message in error
+
+
+def test_json_and_plot(trib: Trib, tmp_path: Path) -> None:
+    data, picture = tmp_path / "out" / "s.json", tmp_path / "out" / "s.svg"
+    words = ["schedule", "reduce_scatter", "--algorithm", "tree4", "-n", 6]
+    assert trib(*words, "--json", data, "--plot", picture)[0] == 0
+    document = json.loads(data.read_text())
+    assert (document["collective"], document["ranks"]) == ("reduce_scatter", 6)
+    assert len(document["schedules"]) == 6 and document["summary"]["depth"] > 0
+    assert picture.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ranks", "steps", "volume"),
+    [  # as docs/algorithms.md says
+        ("one_shot", 5, 1, 4),
+        ("two_shot", 4, 1, 1.5),
+        ("ring", 4, 6, 1.5),
+        ("recursive_doubling", 8, 3, 3),
+        ("rabenseifner", 8, 6, 1.75),
+        ("binomial", 8, 6, 3),
+        ("tree4", 16, 4, 6),
+    ],
+)
+def test_steps_and_bytes_of_allreduce(
+    algorithm: str, ranks: int, steps: int, volume: float
+) -> None:
+    document = ask(f"allreduce --algorithm {algorithm} -n {ranks} --direct")
+    numbers = schedule.summary(document, schedule.flow(document))
+    assert (numbers.depth, numbers.most_moved) == (steps, volume)
+
+
+def test_arrows_come_from_where_data_were_made() -> None:
+    found = schedule.flow(ask("allreduce --algorithm two_shot -n 2"))
+    assert not found.stuck
+    for node in found.nodes:
+        for read in node.reads:
+            if read.node is not None:
+                source = found.nodes[read.node]
+                assert source.rank == read.rank and source.column < node.column
+    last = [node for node in found.nodes if node.column == 3]
+    assert [(node.rank, node.verb, node.chunk) for node in last] == [(0, "copy", 1), (1, "copy", 0)]
+    assert [found.nodes[node.reads[0].node or 0].verb for node in last] == ["reduce", "reduce"]
+
+
+def test_data_written_to_peers_are_read_there() -> None:
+    found = schedule.flow(ask("broadcast --algorithm two_shot -n 4 --direct"))
+    assert any(node.lands for node in found.nodes)
+    assert all(signal.giver != signal.taker for signal in found.signals)
+
+
+def test_who_waits_for_ever() -> None:
+    document = ask("allreduce --algorithm ring -n 3 --direct")
+    del document["schedules"][1]["steps"][0]  # its first signal
+    assert sorted(schedule.flow(document).stuck) == [1, 2]  # rank 0 needs nothing of it
+
+
+def test_words_have_their_plurals() -> None:
+    document = ask("allreduce --algorithm two_shot -n 2 --direct")
+    assert in_words(document, schedule.summary(document, schedule.flow(document))) == [
+        "direct, 2 chunks",
+        "longest chain of copies and reductions: 1; up to 5 steps per rank; in all 0 copies, 2 reductions, 4 signals",
+        "bytes between ranks: 2 n in all, up to 1 n into one rank (n: the vector)",
+    ]
