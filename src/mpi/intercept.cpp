@@ -71,12 +71,16 @@ int with_requests(Entry entry, Ours&& ours, Words... words) {
   return ours();
 }
 
-/// A blocking collective call on `comm`: an occasion for its ranks to meet.
+/// A blocking collective call on `comm`: an occasion for its ranks to meet, and to go on with what
+/// is under way. (A program that frees an active request expects no more of its end than that.)
 template <class... Words>
 int with_settling(Entry entry, Word comm, Words... words) {
   const Library& mpi = library();
-  if (mpi.is_ours) settle(from_word<MPI_Comm>(comm));
-  return mpi.call(entry, words...);
+  if (!mpi.is_ours) return mpi.call(entry, words...);
+  settle(from_word<MPI_Comm>(comm));
+  const int status = mpi.call(entry, words...);
+  Background::progress_all();
+  return status;
 }
 
 /// A call that makes the communicator `child` of another.
