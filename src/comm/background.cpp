@@ -22,7 +22,8 @@ struct Lane {
   Task* last = nullptr;
   Operation* operation = nullptr;  // of `first`, once launched
   Loaded* loaded = nullptr;        // whose operation it is
-  std::size_t place = 0;           // in Background::busy_
+  static constexpr std::size_t kIdle = SIZE_MAX;
+  std::size_t place = kIdle;  // in Background::busy_
 
   Lane(Group& group, std::unique_ptr<HostChannel> its_channel, std::size_t rows)
       : channel(std::move(its_channel)), plans(group, *channel, rows, /*has_no_data=*/true) {}
@@ -235,15 +236,15 @@ void Background::enqueue(Task& task, Lane& lane) {
   if (group_.config.stats) task.begun_ = std::chrono::steady_clock::now();
   task.is_under_way_.store(true, std::memory_order_relaxed);
   under_way_.store(under_way_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  if (lane.first == nullptr) {
-    lane.place = busy_.size();
-    busy_.push_back(&lane);
-    lane.first = lane.last = &task;
-    advance_lane(lane, 0);
-  } else {
+  if (lane.first != nullptr) {
     lane.last->next_ = &task;
     lane.last = &task;
+    return;
   }
+  lane.first = lane.last = &task;
+  // Peers wait for the first step: everything else comes after it.
+  if (drive(lane, 0)) return;
+  if (lane.first != nullptr) add_busy(lane);
   const Config::Progress mode = group_.config.progress;
   if (mode == Config::Progress::thread) {
     Helper::get(/*is_eager=*/true).wake();
@@ -268,16 +269,18 @@ void Background::launch(Lane& lane, Task& task) {
   lane.operation = &path->loaded->program->launch(path->arguments);
 }
 
-void Background::advance_lane(Lane& lane, int polls) noexcept {
-  looks.store(looks.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+/// Goes on with the lane's tasks. True: none is left.
+bool Background::drive(Lane& lane, int polls) noexcept {
   while (Task* const task = lane.first) {
     try {
       if (lane.operation == nullptr) launch(lane, *task);
-      if (!lane.operation->advance(polls)) return;
-    } catch (const Error& error) {
-      return fail_all(error);
-    } catch (const std::exception& error) {  // out of memory, say
-      return fail_all(Error(Code::system, error.what()));
+      if (!lane.operation->advance(polls)) return false;
+    } catch (const std::exception& error) {
+      if (lane.place == Lane::kIdle) add_busy(lane);
+      const auto* const known = dynamic_cast<const Error*>(&error);
+      fail_all(known != nullptr ? *known
+                                : Error(Code::system, error.what()));  // out of memory, say
+      return false;
     }
     if (group_.config.stats)
       lane.loaded->seconds +=
@@ -286,9 +289,21 @@ void Background::advance_lane(Lane& lane, int polls) noexcept {
     lane.first = task->next_;
     finish(*task);
   }
+  return true;
+}
+
+void Background::advance_lane(Lane& lane, int polls) noexcept {
+  looks.store(looks.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  if (!drive(lane, polls)) return;
   busy_.back()->place = lane.place;
   busy_[lane.place] = busy_.back();
   busy_.pop_back();
+  lane.place = Lane::kIdle;
+}
+
+void Background::add_busy(Lane& lane) {
+  lane.place = busy_.size();
+  busy_.push_back(&lane);
 }
 
 /// From here on the task may be gone.
@@ -336,6 +351,7 @@ void Background::fail_all(const Error& error) noexcept {
 
 void Background::end_all(const Error& error) noexcept {
   for (Lane* const lane : busy_) {
+    lane->place = Lane::kIdle;
     lane->operation = nullptr;
     while (Task* const task = lane->first) {
       lane->first = task->next_;

@@ -121,6 +121,8 @@ class Background {
   void progress() noexcept;
   int advance_lane_of(const Task& task, int polls);
   void advance_lane(Lane& lane, int polls) noexcept;
+  bool drive(Lane& lane, int polls) noexcept;
+  void add_busy(Lane& lane);
   void enqueue(Task& task, Lane& lane);
   void launch(Lane& lane, Task& task);
   void finish(Task& task);
