@@ -122,68 +122,130 @@ MPI_Op mpi_op(Op op) {
   return MPI_OP_NULL;
 }
 
+#if MPI_VERSION >= 4 || (defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION >= 5)
+#define TRIB_HAS_PERSISTENT 1
+#endif
+
+// One reduction by functions with a prefix and a tail of arguments: MPI_Allreduce(...),
+// PMPI_Iallreduce(..., &request).
+#define TRIB_CALL(P, All, Red, Scatter, Block, ...)                                     \
+  switch (call.collective) {                                                            \
+    case Collective::allreduce:                                                         \
+      return P##_##All(in, out, count, type_, op_, comm_ __VA_ARGS__);                  \
+    case Collective::reduce:                                                            \
+      return P##_##Red(in, out, count, type_, op_, call.root, comm_ __VA_ARGS__);       \
+    case Collective::reduce_scatter:                                                    \
+      return P##_##Scatter(in, out, call.counts.data(), type_, op_, comm_ __VA_ARGS__); \
+    case Collective::reduce_scatter_block:                                              \
+      return P##_##Block(in, out, call.counts[0], type_, op_, comm_ __VA_ARGS__);       \
+  }                                                                                     \
+  return MPI_ERR_OTHER
+#define TRIB_COMMA ,
+
 class MpiSide : public Side {
  public:
-  MpiSide(const World& world, bool is_own) : comm_(world.comm), is_own_(is_own) {
+  MpiSide(const World& world, Mode mode, MpiCaller caller)
+      : comm_(world.comm), mode_(mode), caller_(caller) {
     last_algorithm_ =
         reinterpret_cast<const char* (*)(MPI_Comm)>(dlsym(RTLD_DEFAULT, "trib_mpi_last_algorithm"));
+#ifndef TRIB_HAS_PERSISTENT
+    if (mode == Mode::persistent)
+      throw std::invalid_argument("--mode persistent: this MPI has no MPI_Allreduce_init");
+#endif
   }
 
-  std::string name() const override { return is_own_ ? "mpi" : "tributary"; }
+  std::string name() const override {
+    if (caller_ == MpiCaller::tributary_blocking) return "blocking";
+    return caller_ == MpiCaller::mpi ? "mpi" : "tributary";
+  }
+  std::string library() const override {
+    return caller_ == MpiCaller::tributary_blocking ? "blocking" : "";
+  }
   std::string algorithm() const override {
-    if (is_own_) return "mpi";
+    if (caller_ == MpiCaller::mpi) return "mpi";
+    if (mode_ != Mode::blocking) return std::string(bench::name(mode_));
     return last_algorithm_ ? last_algorithm_(comm_) : "none";
   }
   void prepare(const Call& call) override {
     type_ = mpi_type(call.dtype);
     op_ = mpi_op(call.op);
+    if (mode_ != Mode::persistent) return;
+    finish();
+    check(is_own() ? own_init(call, call.in, call.out) : init(call, call.in, call.out));
   }
   void run(const Call& call) override { reduce(call, call.in, call.out); }
+  void finish() override {
+    if (request_ != MPI_REQUEST_NULL)
+      check(is_own() ? PMPI_Request_free(&request_) : MPI_Request_free(&request_));
+  }
 
  protected:
-  void reduce(const Call& call, const void* in, void* out) const {
-    const int error = is_own_ ? own(call, in, out) : intercepted(call, in, out);
+  void reduce(const Call& call, const void* in, void* out) {
+    switch (mode_) {
+      case Mode::nonblocking:
+        check(is_own() ? own_post(call, in, out) : post(call, in, out));
+        return wait();
+      case Mode::persistent:
+        check(is_own() ? PMPI_Start(&request_) : MPI_Start(&request_));
+        return wait();
+      default:
+        check(is_own() ? own(call, in, out) : intercepted(call, in, out));
+    }
+  }
+
+ private:
+  bool is_own() const { return caller_ == MpiCaller::mpi; }
+  void wait() {
+    check(is_own() ? PMPI_Wait(&request_, MPI_STATUS_IGNORE)
+                   : MPI_Wait(&request_, MPI_STATUS_IGNORE));
+  }
+  static void check(int error) {
     if (error == MPI_SUCCESS) return;
     char text[MPI_MAX_ERROR_STRING] = {};
     int length = 0;
     PMPI_Error_string(error, text, &length);
     throw CallFailed(text);
   }
-
- private:
   int intercepted(const Call& call, const void* in, void* out) const {
     const int count = static_cast<int>(call.count);
-    switch (call.collective) {
-      case Collective::allreduce:
-        return MPI_Allreduce(in, out, count, type_, op_, comm_);
-      case Collective::reduce:
-        return MPI_Reduce(in, out, count, type_, op_, call.root, comm_);
-      case Collective::reduce_scatter:
-        return MPI_Reduce_scatter(in, out, call.counts.data(), type_, op_, comm_);
-      case Collective::reduce_scatter_block:
-        return MPI_Reduce_scatter_block(in, out, call.counts[0], type_, op_, comm_);
-    }
-    return MPI_ERR_OTHER;
+    TRIB_CALL(MPI, Allreduce, Reduce, Reduce_scatter, Reduce_scatter_block, );
   }
   int own(const Call& call, const void* in, void* out) const {
     const int count = static_cast<int>(call.count);
-    switch (call.collective) {
-      case Collective::allreduce:
-        return PMPI_Allreduce(in, out, count, type_, op_, comm_);
-      case Collective::reduce:
-        return PMPI_Reduce(in, out, count, type_, op_, call.root, comm_);
-      case Collective::reduce_scatter:
-        return PMPI_Reduce_scatter(in, out, call.counts.data(), type_, op_, comm_);
-      case Collective::reduce_scatter_block:
-        return PMPI_Reduce_scatter_block(in, out, call.counts[0], type_, op_, comm_);
-    }
-    return MPI_ERR_OTHER;
+    TRIB_CALL(PMPI, Allreduce, Reduce, Reduce_scatter, Reduce_scatter_block, );
   }
+  int post(const Call& call, const void* in, void* out) {
+    const int count = static_cast<int>(call.count);
+    TRIB_CALL(MPI, Iallreduce, Ireduce, Ireduce_scatter, Ireduce_scatter_block,
+              TRIB_COMMA & request_);
+  }
+  int own_post(const Call& call, const void* in, void* out) {
+    const int count = static_cast<int>(call.count);
+    TRIB_CALL(PMPI, Iallreduce, Ireduce, Ireduce_scatter, Ireduce_scatter_block,
+              TRIB_COMMA & request_);
+  }
+#ifdef TRIB_HAS_PERSISTENT
+  int init(const Call& call, const void* in, void* out) {
+    const int count = static_cast<int>(call.count);
+    TRIB_CALL(MPI, Allreduce_init, Reduce_init, Reduce_scatter_init, Reduce_scatter_block_init,
+              TRIB_COMMA MPI_INFO_NULL TRIB_COMMA & request_);
+  }
+  int own_init(const Call& call, const void* in, void* out) {
+    const int count = static_cast<int>(call.count);
+    TRIB_CALL(PMPI, Allreduce_init, Reduce_init, Reduce_scatter_init, Reduce_scatter_block_init,
+              TRIB_COMMA MPI_INFO_NULL TRIB_COMMA & request_);
+  }
+#else
+  static int init(const Call&, const void*, void*) { return MPI_ERR_OTHER; }
+  static int own_init(const Call&, const void*, void*) { return MPI_ERR_OTHER; }
+#endif
 
   const MPI_Comm comm_;
-  const bool is_own_;
+  const Mode mode_;
+  const MpiCaller caller_;
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
   MPI_Op op_ = MPI_OP_NULL;
+  MPI_Request request_ = MPI_REQUEST_NULL;
   const char* (*last_algorithm_)(MPI_Comm) = nullptr;
 };
 
@@ -191,7 +253,7 @@ class MpiSide : public Side {
 class CopySide : public MpiSide {
  public:
   CopySide(const World& world, std::size_t bytes)
-      : MpiSide(world, /*is_own=*/true),
+      : MpiSide(world, Mode::blocking, MpiCaller::mpi),
         in_(cuda::Allocation::Kind::pinned, bytes),
         out_(cuda::Allocation::Kind::pinned, bytes) {}
 
@@ -209,8 +271,8 @@ class CopySide : public MpiSide {
 
 }  // namespace
 
-std::unique_ptr<Side> make_mpi_side(const World& world, bool is_own) {
-  return std::make_unique<MpiSide>(world, is_own);
+std::unique_ptr<Side> make_mpi_side(const World& world, Mode mode, MpiCaller caller) {
+  return std::make_unique<MpiSide>(world, mode, caller);
 }
 
 std::unique_ptr<Side> make_copy_side(const World& world, std::size_t bytes) {

@@ -12,7 +12,8 @@ namespace {
 constexpr std::array<std::string_view, 4> kCollectives{"allreduce", "reduce", "reduce_scatter",
                                                        "reduce_scatter_block"};
 constexpr std::array<std::string_view, 2> kMemories{"host", "cuda"};
-constexpr std::array<std::string_view, 3> kModes{"blocking", "stream", "graph"};
+constexpr std::array<std::string_view, 5> kModes{"blocking", "nonblocking", "persistent", "stream",
+                                                 "graph"};
 
 // Enough that one synchronisation (about 8 us) does not show in the time of an operation; a graph
 // is captured and instantiated anew for every size.
@@ -61,34 +62,38 @@ bool read_flag(const std::string& option, const std::string& value) {
 }
 
 void read_compare(Options& options, const std::string& text) {
-  options.compare_mpi = options.compare_nccl = false;
+  options.compare_mpi = options.compare_nccl = options.compare_blocking = false;
   if (text == "none") return;
   for (const std::string& library : split(text, ',')) {
     if (library == "mpi")
       options.compare_mpi = true;
     else if (library == "nccl")
       options.compare_nccl = true;
+    else if (library == "blocking")
+      options.compare_blocking = true;
     else
-      throw std::invalid_argument("--compare: " + library + " is none of mpi, nccl, none");
+      throw std::invalid_argument("--compare: " + library +
+                                  " is none of mpi, nccl, blocking, none");
   }
 }
 
 /// What follows from several options, and what does not go together.
 void complete(Options& options, const std::optional<std::string>& compare) {
-  const bool is_blocking = options.mode == Mode::blocking;
-  if (options.memory == Memory::host && !is_blocking)
-    throw std::invalid_argument("--mode " + std::string(name(options.mode)) +
-                                ": operations on a stream need GPU buffers: --memory cuda");
-  read_compare(options, compare.value_or(is_blocking ? "mpi" : "nccl"));
+  const bool is_mpi = !is_on_stream(options.mode);
+  const std::string mode = "--mode " + std::string(name(options.mode));
+  if (options.memory == Memory::host && !is_mpi)
+    throw std::invalid_argument(mode + ": operations on a stream need GPU buffers: --memory cuda");
+  read_compare(options, compare.value_or(is_mpi ? "mpi" : "nccl"));
   if (options.memory == Memory::host && options.compare_nccl)
     throw std::invalid_argument(
         "--compare nccl: NCCL reduces GPU buffers only: --memory cuda (with --memory host: mpi, "
         "none)");
-  if (options.compare_mpi && !is_blocking)
-    throw std::invalid_argument(
-        "--compare mpi: an MPI has no operations on a stream; with --mode " +
-        std::string(name(options.mode)) + ": nccl, none");
-  if (is_blocking)
+  if (options.compare_mpi && !is_mpi)
+    throw std::invalid_argument("--compare mpi: an MPI has no operations on a stream; with " +
+                                mode + ": nccl, none");
+  if (options.compare_blocking && (!is_mpi || options.mode == Mode::blocking))
+    throw std::invalid_argument("--compare blocking: with --mode nonblocking and persistent only");
+  if (is_mpi)
     options.burst = 1;
   else if (options.burst < 1)
     options.burst = options.mode == Mode::stream ? kStreamBurst : kGraphBurst;

@@ -18,10 +18,13 @@ enum class Memory { host, cuda };
 
 /// How an operation is started and waited for.
 enum class Mode {
-  blocking,  ///< one call, until its result may be used
-  stream,    ///< several operations enqueued on a CUDA stream, then one synchronisation
-  graph,     ///< the same, captured into a CUDA graph once and replayed
+  blocking,     ///< one call, until its result may be used
+  nonblocking,  ///< MPI_I..., then MPI_Wait
+  persistent,   ///< MPI_Start, then MPI_Wait, of a request that was made before
+  stream,       ///< several operations enqueued on a CUDA stream, then one synchronisation
+  graph,        ///< the same, captured into a CUDA graph once and replayed
 };
+inline bool is_on_stream(Mode mode) { return mode == Mode::stream || mode == Mode::graph; }
 
 std::string_view name(Collective collective);
 std::string_view name(Memory memory);
@@ -43,6 +46,7 @@ struct Options {
   int burst = 1;                  ///< operations per synchronisation; more than 1 on a stream only
   bool compare_mpi = true;        ///< time the MPI's own, too
   bool compare_nccl = false;      ///< time NCCL, too
+  bool compare_blocking = false;  ///< time Tributary's blocking call, too
   bool is_mpi_gpu_aware = false;  ///< the MPI takes device pointers; else its side copies by hand
   std::vector<std::string> nccl;  ///< files to try, in this order
 };

@@ -17,6 +17,8 @@ Setup::Setup(const World& world, const Options& options) : description(nlohmann:
   const std::size_t bytes = *std::max_element(options.sizes.begin(), options.sizes.end()) +
                             trib::bytes(options.dtype) * static_cast<std::size_t>(world.size);
   world.together([&] { buffers = make_buffers(options.memory, bytes, options.dtype); });
+  if (options.memory == Memory::host && options.mode != Mode::blocking)
+    description["mode"] = name(options.mode);
   add_sides(world, options, bytes);
 }
 
@@ -48,15 +50,19 @@ void Setup::add_sides(const World& world, const Options& options, std::size_t by
     notes.push_back(
         "error: nccl is left out: NCCL needs a GPU for each rank, and here ranks share one (give "
         "as many ranks as there are GPUs)");
-  if (options.mode != Mode::blocking) {
+  if (is_on_stream(options.mode)) {
     sides.push_back(make_tributary_stream_side(world, options));
   } else {
-    if (!preload.empty()) sides.push_back(make_mpi_side(world, /*is_own=*/false));
+    if (!preload.empty()) {
+      sides.push_back(make_mpi_side(world, options.mode, MpiCaller::tributary));
+      if (options.compare_blocking)
+        sides.push_back(make_mpi_side(world, Mode::blocking, MpiCaller::tributary_blocking));
+    }
     if (options.compare_mpi || (preload.empty() && !has_nccl)) {
       if (options.memory == Memory::cuda && !options.is_mpi_gpu_aware)
         world.together([&] { sides.push_back(make_copy_side(world, bytes)); });
       else
-        sides.push_back(make_mpi_side(world, /*is_own=*/true));
+        sides.push_back(make_mpi_side(world, options.mode, MpiCaller::mpi));
     }
   }
   if (has_nccl) sides.push_back(make_nccl_side(world, options));

@@ -38,7 +38,7 @@ class Side {
  public:
   virtual ~Side() = default;
 
-  /// "tributary", "mpi" or "nccl": the key in the lines that the benchmark prints.
+  /// "tributary", "mpi", "nccl" or "blocking": the key in the lines that the benchmark prints.
   virtual std::string name() const = 0;
   /// What tables call it, where `name` and the MPI's own do not say it all.
   virtual std::string library() const { return ""; }
@@ -61,9 +61,15 @@ class Side {
   virtual void finish() {}
 };
 
-/// MPI_X as the preload library serves it (`is_own` false), or the MPI's own PMPI_X, on the buffers
-/// as they are.
-std::unique_ptr<Side> make_mpi_side(const World& world, bool is_own);
+/// Who is called through MPI.
+enum class MpiCaller {
+  tributary,           ///< MPI_X, as the preload library serves it
+  tributary_blocking,  ///< the same, as what another form of it is compared with
+  mpi,                 ///< the MPI's own PMPI_X
+};
+/// On the buffers as they are. `mode`: blocking, nonblocking or persistent. Throws
+/// std::invalid_argument where the MPI lacks the latter.
+std::unique_ptr<Side> make_mpi_side(const World& world, Mode mode, MpiCaller caller);
 /// What a user of an MPI without GPU support writes: copy to the host, PMPI_X, copy back.
 /// `bytes`: of the largest buffer.
 std::unique_ptr<Side> make_copy_side(const World& world, std::size_t bytes);

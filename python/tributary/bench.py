@@ -20,8 +20,10 @@ from tributary.errors import UserError
 
 COLLECTIVES = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")
 MEMORIES = ("host", "cuda")
-MODES = ("blocking", "stream", "graph")
-COMPARED = ("mpi", "nccl")  # what Tributary can be compared with
+MODES = ("blocking", "nonblocking", "persistent", "stream", "graph")
+ON_STREAM = ("stream", "graph")
+# What Tributary can be compared with. blocking: its own blocking call.
+COMPARED = ("mpi", "nccl", "blocking")
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,12 @@ class Result:
     nccl: Side | None = None
     memory: str = "host"
     mode: str = "blocking"
+    blocking: Side | None = None
 
     @property
     def compared(self) -> dict[str, Side]:
         """The other libraries, by their names in COMPARED."""
-        sides = {"mpi": self.mpi, "nccl": self.nccl}
+        sides = {"mpi": self.mpi, "nccl": self.nccl, "blocking": self.blocking}
         return {name: side for name, side in sides.items() if side}
 
     def ratios_to(self, other: str) -> tuple[float, ...]:
@@ -101,7 +104,9 @@ class Result:
 
     def rows(self) -> list[dict[str, Any]]:
         """For the JSON file: one row per library."""
-        where = {} if self.memory == "host" else {"memory": self.memory, "mode": self.mode}
+        where = {} if self.memory == "host" else {"memory": self.memory}
+        if where or self.mode != "blocking":
+            where["mode"] = self.mode
         return [
             {
                 "collective": self.collective,
@@ -153,6 +158,9 @@ class Job:
         ]
         if self.memory != "host":
             words += ["--memory", self.memory, "--mode", self.mode]
+        elif self.mode != "blocking":
+            words += ["--mode", self.mode]
+        if self.memory != "host":
             words += ["--mpi-gpu-aware", str(int(self.is_mpi_gpu_aware))]
             if self.burst:
                 words += ["--burst", str(self.burst)]
@@ -318,6 +326,7 @@ def read_result(line: dict[str, Any], begin: dict[str, Any], vendor: str) -> Res
         side("nccl", "nccl"),
         begin.get("memory", "host"),
         begin.get("mode", "blocking"),
+        side("blocking", "blocking"),
     )
 
 
@@ -402,4 +411,8 @@ def panels(results: list[Result]) -> list[plot.Panel]:
 
 def function_name(collective: str, mode: str) -> str:
     """What a program calls."""
-    return f"MPI_{collective.capitalize()}" if mode == "blocking" else f"trib_{collective}"
+    if mode in ON_STREAM:
+        return f"trib_{collective}"
+    if mode == "nonblocking":
+        return f"MPI_I{collective}"
+    return f"MPI_{collective.capitalize()}" + ("_init" if mode == "persistent" else "")

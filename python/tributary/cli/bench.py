@@ -9,7 +9,8 @@ With --memory cuda the buffers are on GPUs, and there are as many ranks as GPUs 
 when its result may be used.
 The MPI's own function is then timed with the copies to and from page-locked host memory that its users write around it
 ("mpi+copy"), unless --mpi-gpu-aware says that it takes GPU buffers. --mode stream times operations enqueued back to back
-on a CUDA stream, --mode graph those of a CUDA graph: by Tributary's C API and by NCCL, per operation.
+on a CUDA stream, --mode graph those of a CUDA graph: by Tributary's C API and by NCCL, per operation. --mode nonblocking and
+persistent time MPI_Iallreduce and MPI_Start with the MPI_Wait that follows.
 
 examples:
   trib bench allreduce -n 2
@@ -90,7 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode",
         metavar="MODE",
         default="blocking",
-        help="blocking calls (default); with --memory cuda also stream or graph",
+        help="blocking calls (default), nonblocking (MPI_I... and MPI_Wait) or persistent (MPI_Start and MPI_Wait); "
+        "with --memory cuda also stream or graph",
     )
     add(
         "--burst",
@@ -110,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         default=None,
         help="mpi: the MPI's own as well (default); nccl: NCCL, with --memory cuda (default with --mode stream and graph); "
-        "both, as mpi,nccl; none",
+        "blocking: Tributary's blocking call, with --mode nonblocking and persistent; several, as mpi,nccl; none",
     )
     add(
         "--nccl",
@@ -155,11 +157,13 @@ def _choice(option: str, value: str, accepted: tuple[str, ...]) -> str:
 
 def _compare(parsed: argparse.Namespace) -> str:
     """The value of --compare, or what fits the mode."""
-    is_blocking = parsed.mode == "blocking"
-    value: str = parsed.compare or ("mpi" if is_blocking else "nccl")
-    accepted = (*bench.COMPARED, "none") if parsed.memory == "cuda" else ("mpi", "none")
-    if not is_blocking:
+    is_mpi = parsed.mode not in bench.ON_STREAM
+    value: str = parsed.compare or ("mpi" if is_mpi else "nccl")
+    accepted = ("mpi", "nccl", "none") if parsed.memory == "cuda" else ("mpi", "none")
+    if not is_mpi:
         accepted = ("nccl", "none")
+    elif parsed.mode != "blocking":
+        accepted = ("blocking", *accepted)
     words = value.split(",")
     for word in words:
         if word == "nccl" and parsed.memory == "host":
@@ -167,7 +171,7 @@ def _compare(parsed: argparse.Namespace) -> str:
                 "--compare nccl: NCCL reduces GPU buffers only: add --memory cuda "
                 f"(with --memory host: {', '.join(accepted)})"
             )
-        if word == "mpi" and not is_blocking:
+        if word == "mpi" and not is_mpi:
             raise UserError(
                 f"--compare mpi: an MPI has no operations on a stream; with --mode {parsed.mode}: {', '.join(accepted)}"
             )
@@ -200,7 +204,7 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         )
     _choice("--memory", parsed.memory, bench.MEMORIES)
     _choice("--mode", parsed.mode, bench.MODES)
-    if parsed.memory == "host" and parsed.mode != "blocking":
+    if parsed.memory == "host" and parsed.mode in bench.ON_STREAM:
         raise UserError(f"--mode {parsed.mode}: it needs GPU buffers: add --memory cuda")
     if parsed.memory == "host" and parsed.mpi_gpu_aware:
         raise UserError("--mpi-gpu-aware: it needs GPU buffers: add --memory cuda")
@@ -258,7 +262,8 @@ def measure_with_progress(job: bench.Job) -> bench.Measurement:
                 text += f": {arguments.time_text(result.tributary.time_us)} us"
             for other in result.compared:
                 if ratio := result.ratio_to(other):
-                    to = f" to {_label(result, other)}" if result.memory != "host" else ""
+                    has_one = result.memory == "host" and len(result.compared) == 1
+                    to = "" if has_one else f" to {_label(result, other)}"
                     text += f", ratio{to} {ratio:.2f}"
             progress.update(task, advance=1, description=text)
             if not console.is_terminal:
@@ -299,16 +304,16 @@ def table(
     of_results = {other: _label(r, other) for r in results for other in r.compared}
     labels = {other: of_results[other] for other in bench.COMPARED if other in of_results}
     has_tributary = any(r.tributary for r in results)
-    is_on_gpu = any(r.memory != "host" for r in results)
+    is_plain = all(r.memory == "host" for r in results) and len(labels) == 1
     for other, label in labels.items():
-        heading = nccl_title if other == "nccl" else mpi_title
+        heading = {"nccl": nccl_title, "blocking": "Tributary,\nblocking"}.get(other, mpi_title)
         if label == "mpi+copy":
             heading = f"mpi+copy\n{mpi_title}"
         made.add_column(f"{heading}\nus", justify="right", no_wrap=True)
     if has_tributary:
         made.add_column("Tributary\nus", justify="right", no_wrap=True)
         for label in labels.values():
-            heading = f"ratio:\n{label} time /\nTributary's" if is_on_gpu else "ratio"
+            heading = "ratio" if is_plain else f"ratio:\n{label} time /\nTributary's"
             made.add_column(heading, justify="right", no_wrap=True)
             if len(labels) == 1:
                 made.add_column("interval", justify="right", no_wrap=True)
@@ -342,7 +347,8 @@ def verdict(results: list[bench.Result]) -> str:
             continue
         passed = sum(1 for r, _ in known if r.passes_against(other))
         least, lowest = min(known, key=lambda pair: pair[1])
-        against = f"Against {_label(least, other)}: " if least.memory != "host" else ""
+        has_one = least.memory == "host" and len(least.compared) == 1
+        against = "" if has_one else f"Against {_label(least, other)}: "
         sentences.append(
             f"{against}Tributary is at least as fast at {passed} of {len(known)} sizes (an interval that touches 1 counts); "
             f"lowest ratio {lowest:.2f} ({least.collective}, {arguments.bytes_text(least.bytes)}B)."
@@ -409,7 +415,7 @@ def draw(measurement: bench.Measurement, path: Path) -> None:
         sides = [side for r in measurement.results for side in r.compared.values()]
         if any(side.library == "mpi+copy" for side in sides):
             mpi_title = f"mpi+copy ({mpi_title})"
-        names = {"mpi": mpi_title, "nccl": measurement.nccl_title}
+        names = {"mpi": mpi_title, "nccl": measurement.nccl_title, "blocking": "its blocking call"}
         there = {name for r in measurement.results for name in r.compared}
         compared = " and ".join(names[name] for name in bench.COMPARED if name in there)
     plot.draw(
