@@ -17,8 +17,12 @@ foreach(mpi mpich openmpi intel)
   if(NOT root OR (mpi STREQUAL intel AND NOT TRIB_MPICH_ROOT))
     continue()
   endif()
+  set(ranks 2)
+  if(mpi STREQUAL mpich)
+    set(ranks 2,3)
+  endif()
   add_test(NAME mpi.${mpi}.mpi4py
-    COMMAND ${TRIB_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/mpi4py_suite.py --mpis ${mpis_json} --mpi ${mpi} --ranks 2,3
+    COMMAND ${TRIB_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/mpi4py_suite.py --mpis ${mpis_json} --mpi ${mpi} --ranks ${ranks}
             --version ${TRIB_MPI4PY_VERSION} --folder ${CMAKE_CURRENT_BINARY_DIR})
   set_tests_properties(mpi.${mpi}.mpi4py PROPERTIES LABELS mpi TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77
                        RESOURCE_LOCK mpi4py-source)

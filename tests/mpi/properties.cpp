@@ -3,6 +3,7 @@
 // large-count forms, against a left fold written down plainly. Inputs are small, so that
 // floating-point results are exact in any order.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -90,22 +91,31 @@ float float_of(Bfloat16 b) {
   return x;
 }
 
+/// What the 128 codes without a sign stand for, ascending; those of no number go on in the same way.
+template <int fraction_bits, int bias>
+const std::array<float, 128>& float8_values() {
+  static const std::array<float, 128> values = [] {
+    std::array<float, 128> all;
+    for (int code = 0; code < 128; ++code) {
+      const int exponent = code >> fraction_bits;
+      const int fraction = code & ((1 << fraction_bits) - 1);
+      const int steps = exponent == 0 ? fraction : (1 << fraction_bits) + fraction;
+      all[static_cast<std::size_t>(code)] =
+          std::ldexp(static_cast<float>(steps), std::max(exponent, 1) - bias - fraction_bits);
+    }
+    return all;
+  }();
+  return values;
+}
 template <int fraction_bits, int bias>
 Float8<fraction_bits, bias> float8_of(float x) {
-  if (x == 0) return {0};
-  constexpr int kLeastStep = 1 - bias - fraction_bits;  // of subnormals, as a power of two
-  const int step = std::max(std::ilogb(x) - fraction_bits, kLeastStep);
-  const int steps = static_cast<int>(std::ldexp(std::fabs(x), -step));
-  return {
-      static_cast<std::uint8_t>((x < 0) << 7 | (((step - kLeastStep) << fraction_bits) + steps))};
+  const auto& values = float8_values<fraction_bits, bias>();
+  const auto above = std::upper_bound(values.begin(), values.end(), std::fabs(x));
+  return {static_cast<std::uint8_t>((x < 0) << 7 | (above - values.begin() - 1))};
 }
 template <int fraction_bits, int bias>
 float float_of(Float8<fraction_bits, bias> b) {
-  const int exponent = (b.bits & 0x7f) >> fraction_bits;
-  const int fraction = b.bits & ((1 << fraction_bits) - 1);
-  const float x = exponent == 0 ? std::ldexp(static_cast<float>(fraction), 1 - bias - fraction_bits)
-                                : std::ldexp(static_cast<float>((1 << fraction_bits) + fraction),
-                                             exponent - bias - fraction_bits);
+  const float x = float8_values<fraction_bits, bias>()[b.bits & 0x7f];
   return b.bits >> 7 ? -x : x;
 }
 
