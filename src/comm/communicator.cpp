@@ -66,10 +66,8 @@ void Communicator::run(const Request& request) {
   check_usable();
   try {
     run_checked(request);
-  } catch (const Error& error) {
-    fail(error);
-  } catch (const std::exception& error) {  // out of memory, say
-    fail(Error(Code::system, error.what()));
+  } catch (...) {
+    fail();
   }
 }
 
@@ -300,10 +298,8 @@ void Communicator::post(Task& task, const Request& request) {
   try {
     stage(task);
     background_->post(task);
-  } catch (const Error& error) {
-    fail(error);
-  } catch (const std::exception& error) {
-    fail(Error(Code::system, error.what()));
+  } catch (...) {
+    fail();
   }
 }
 
@@ -338,10 +334,8 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request) {
                  "no shared memory for more persistent reductions: they are left to the MPI");
       return nullptr;
     }
-  } catch (const Error& error) {
-    fail(error);
-  } catch (const std::exception& error) {
-    fail(Error(Code::system, error.what()));
+  } catch (...) {
+    fail();
   }
   return task;
 }
@@ -352,10 +346,8 @@ void Communicator::start(Task& task) {
   try {
     stage(task);
     background_->start(task);
-  } catch (const Error& error) {
-    fail(error);
-  } catch (const std::exception& error) {
-    fail(Error(Code::system, error.what()));
+  } catch (...) {
+    fail();
   }
 }
 
@@ -444,6 +436,17 @@ void Communicator::note_declined(Collective collective, Decline reason) {
   signature.declined = static_cast<std::int8_t>(reason);
   signature.hash = 1;
   channel_->announce(signature);
+}
+
+/// In a handler: with the exception that it has caught.
+void Communicator::fail() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    fail(error);
+  } catch (const std::exception& error) {  // out of memory, say
+    fail(Error(Code::system, error.what()));
+  }
 }
 
 void Communicator::fail(const Error& error) {

@@ -108,6 +108,7 @@ class Communicator {
   void wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive);
   void check_usable() const;
   void count_empty(const Request& request);
+  [[noreturn]] void fail();
   [[noreturn]] void fail(const Error& error);
 
   const std::unique_ptr<Bootstrap> bootstrap_;
