@@ -52,7 +52,9 @@ class Task {
   StagingBuffer staged_in_, staged_out_;  // ... or these, for buffers on a device
   std::size_t fetched_bytes_ = 0;         // of staged_out_, to be copied to request_.out at the end
   std::chrono::steady_clock::time_point begun_;  // with TRIB_STATS
-  std::optional<Error> error_;                   // written before is_under_way_ is cleared
+  std::uint32_t looks_ = 0;                      // in vain
+  std::chrono::steady_clock::time_point alive_at_;
+  std::optional<Error> error_;  // written before is_under_way_ is cleared
   std::atomic<bool> is_under_way_{false};
 };
 

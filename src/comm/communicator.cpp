@@ -33,6 +33,9 @@ constexpr int kFirstSpinDevice = 2000;
 
 constexpr std::size_t kPlans = 32;
 
+/// Between two looks whether a peer's process is there.
+constexpr auto kAliveInterval = std::chrono::milliseconds(100);
+
 constexpr int kDone = Background::kDone;
 
 std::string seconds(double value) {
@@ -246,12 +249,8 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
     diagnose(peer);
     const auto now = Clock::now();
     const double waited = std::chrono::duration<double>(now - start).count();
-    if (group_.config.timeout > 0 && waited > group_.config.timeout) {
-      throw Error(Code::timeout, "rank " + std::to_string(peer) +
-                                     " did not arrive within TRIB_TIMEOUT=" +
-                                     seconds(group_.config.timeout) + " s");
-    }
-    if (now - alive_at > std::chrono::milliseconds(100)) {
+    check_time(peer, waited);
+    if (now - alive_at > kAliveInterval) {
       alive_at = now;
       try {
         check_alive(peer);
@@ -262,6 +261,13 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
       }
     }
   }
+}
+
+void Communicator::check_time(int peer, double waited) const {
+  if (group_.config.timeout > 0 && waited > group_.config.timeout)
+    throw Error(Code::timeout,
+                "rank " + std::to_string(peer) +
+                    " did not arrive within TRIB_TIMEOUT=" + seconds(group_.config.timeout) + " s");
 }
 
 /// What everyone who waits does for others.
@@ -395,7 +401,11 @@ inline void Communicator::end(Task& task) {
     task.error_.reset();
     throw error;
   }
-  if (task.fetched_bytes_ == 0) [[likely]]
+  fetch(task);
+}
+
+void Communicator::fetch(Task& task) {
+  if (task.fetched_bytes_ == 0 || task.error_) [[likely]]
     return;
   device_->copy(task.request_.out, task.out_, task.fetched_bytes_);
   task.fetched_bytes_ = 0;
@@ -406,10 +416,31 @@ inline void Communicator::end(Task& task) {
 bool Communicator::test(Task& task) {
   if (!task.is_done() && background_->advance(task, 0) != kDone) {
     drive();
-    if (!task.is_done()) return false;
+    if (!task.is_done()) {
+      look_after(task);
+      if (!task.is_done()) return false;
+    }
   }
   end(task);
   return true;
+}
+
+void Communicator::look_after(Task& task, double waited) {
+  if (++task.looks_ % 64 != 0) return;
+  const int peer = background_->advance(task, 0);
+  if (peer == kDone) return;
+  try {
+    background_->diagnose(task, peer);
+    check_time(peer, waited);
+    const auto now = Clock::now();
+    if (now - task.alive_at_ < kAliveInterval) return;
+    const bool is_first = task.alive_at_ == Clock::time_point{};
+    task.alive_at_ = now;
+    if (!is_first) background_->check_alive(task, peer);
+  } catch (const Error& error) {
+    // If it did its part before it left, this has got us on.
+    if (background_->advance(task, 0) == peer) background_->fail(error);
+  }
 }
 
 void Communicator::wait(Task& task) {

@@ -85,6 +85,12 @@ class Communicator {
   /// Goes on with everything that is under way in this process. True: `task` is done; if it failed,
   /// throws Error.
   bool test(Task& task);
+  /// For loops of tests and waits outside, with `task` that is not done: now and then looks whether
+  /// its peers are well. If not, or if `waited` seconds are more than TRIB_TIMEOUT allows, it ends
+  /// with an error.
+  void look_after(Task& task, double waited = 0);
+  /// Of a task that is done: puts the result where it belongs, which wait() and test() do as well.
+  void fetch(Task& task);
   /// Until `task` is done. Throws Error if it failed.
   void wait(Task& task);
   /// `task`, which prepare() made and which is not under way, ends here.
@@ -107,6 +113,7 @@ class Communicator {
   template <class Step, class Diagnose, class CheckAlive>
   void wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive);
   void check_usable() const;
+  void check_time(int peer, double waited) const;
   void count_empty(const Request& request);
   [[noreturn]] void fail();
   [[noreturn]] void fail(const Error& error);

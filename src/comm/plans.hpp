@@ -130,8 +130,8 @@ class Plans {
 };
 
 inline bool Plan::is_for(const Request& other, int size) const {
-  if (!is_made || request.collective != other.collective || request.dtype != other.dtype ||
-      request.op != other.op || request.root != other.root)
+  if (!is_made || request.collective != other.collective || request.form != other.form ||
+      request.dtype != other.dtype || request.op != other.op || request.root != other.root)
     return false;
   if (other.collective != Collective::reduce_scatter) return request.count == other.count;
   for (int rank = 0; rank < size; ++rank)

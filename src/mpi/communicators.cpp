@@ -140,7 +140,7 @@ void prepare_background(Member& member) {
   if (member.wants_background) --wanting;
   member.wants_background = false;
   if (!member.declined && member.communicator && !member.communicator->can_post())
-    member.communicator->open_background();
+    member.has_no_background = !member.communicator->open_background();
 }
 
 void settle_slowly(MPI_Comm comm) noexcept {

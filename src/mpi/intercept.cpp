@@ -80,6 +80,7 @@ int with_settling(Entry entry, Word comm, Words... words) {
   settle(from_word<MPI_Comm>(comm));
   const int status = mpi.call(entry, words...);
   Background::progress_all();
+  sweep();
   return status;
 }
 

@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <chrono>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -29,6 +30,7 @@ struct Handle {
 };
 
 constinit Immortal<HandleMap> handles;
+std::atomic<int> orphans_held;
 
 struct Shelf {
   SpinLock lock;
@@ -71,25 +73,15 @@ void give_back(Handle* handle) {
   shelf().free.push_back(handle);
 }
 
+/// The program does not want to hear of its end any more.
 void dismiss(Handle& handle) {
+  try {
+    // A result on a device has to get there all the same.
+    handle.communicator->fetch(handle.task());
+  } catch (const std::exception&) {
+    // Nobody is left who could hear of it.
+  }
   if (handle.persistent) handle.communicator->dismiss(std::move(handle.persistent));
-}
-
-void sweep() {
-  std::vector<Handle*> done;
-  {
-    const std::lock_guard lock(shelf().lock);
-    auto& orphans = shelf().orphans;
-    for (std::size_t i = orphans.size(); i > 0; --i) {
-      if (!orphans[i - 1]->task().is_done()) continue;
-      done.push_back(orphans[i - 1]);
-      orphans.erase(orphans.begin() + static_cast<std::ptrdiff_t>(i - 1));
-    }
-  }
-  for (Handle* const handle : done) {
-    dismiss(*handle);
-    give_back(handle);
-  }
 }
 
 void set_empty(MPI_Status* status) {
@@ -154,12 +146,17 @@ int wait_for_ours(Handle& handle, MPI_Request& request, MPI_Status* status) {
   });
 }
 
-/// Until `test(flag)` sets the flag, while ours go on, for which others may be waiting.
+/// Until `test(flag, waited)` sets the flag, while ours go on, for which others may be waiting.
+/// `waited`: seconds, seldom brought up to date.
 template <class Test>
 int wait_until(Test&& test) {
-  for (int round = 0;; ++round) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  double waited = 0;
+  for (unsigned round = 0;; ++round) {
     int flag = 0;
-    const int status = test(flag);
+    if (round % 64 == 63) waited = std::chrono::duration<double>(Clock::now() - start).count();
+    const int status = test(flag, waited);
     if (flag || status != MPI_SUCCESS) return status;
     Background::progress_all();
     if (round > 100) ::sched_yield();
@@ -174,14 +171,15 @@ bool are_any_ours(int count, const MPI_Request* requests) {
 }
 
 /// Drives what is under way; true if any of ours in the list is active and not done. `done` is
-/// called with each that is.
+/// called with each that is. A peer that died is noticed here.
 template <class Done>
-bool look_at(int count, const MPI_Request* requests, Done&& done) {
+bool look_at(int count, const MPI_Request* requests, double waited, Done&& done) {
   Background::progress_all();
   bool are_any_pending = false;
   for (int i = 0; requests && i < count; ++i) {
     Handle* const handle = find_active(requests[i]);
     if (!handle) continue;
+    if (!handle->task().is_done()) handle->communicator->look_after(handle->task(), waited);
     if (handle->task().is_done())
       done(i, *handle);
     else
@@ -244,6 +242,16 @@ void keep_mpi_alive() {
   library().Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
 }
 
+/// One that is done, but is not to be reported yet: its result is where it belongs.
+int fetched(Handle& handle) {
+  try {
+    handle.communicator->fetch(handle.task());
+    return MPI_SUCCESS;
+  } catch (const std::exception& error) {
+    return raise(handle.comm, error);
+  }
+}
+
 int refuse(const Handle& handle, const char* what) {
   return raise(handle.comm, Error(Code::argument, what));
 }
@@ -251,6 +259,25 @@ int refuse(const Handle& handle, const char* what) {
 }  // namespace
 
 // -------------------------------------------------------------------------------- where they begin
+
+void sweep() {
+  if (orphans_held.load(std::memory_order_relaxed) == 0) return;
+  std::vector<Handle*> done;
+  {
+    const std::lock_guard lock(shelf().lock);
+    auto& orphans = shelf().orphans;
+    for (std::size_t i = orphans.size(); i > 0; --i) {
+      if (!orphans[i - 1]->task().is_done()) continue;
+      done.push_back(orphans[i - 1]);
+      orphans.erase(orphans.begin() + static_cast<std::ptrdiff_t>(i - 1));
+    }
+  }
+  orphans_held -= static_cast<int>(done.size());
+  for (Handle* const handle : done) {
+    dismiss(*handle);
+    give_back(handle);
+  }
+}
 
 bool post(const Call& call, Member& member, const Request& reduction, MPI_Request* request) {
   if (!member.communicator->can_post()) return false;
@@ -313,8 +340,7 @@ int start_all(int count, MPI_Request* requests) {
   return MPI_SUCCESS;
 }
 
-// ----------------------------------------------------------------------------------- where they
-// end
+// ---------------------------------------------------------------------------------- where they end
 
 int test(MPI_Request* request, int* flag, MPI_Status* status) {
   Handle* const handle = request ? find(*request) : nullptr;
@@ -340,13 +366,13 @@ int wait(MPI_Request* request, MPI_Status* status) {
     return MPI_SUCCESS;
   }
   if (!Background::is_any_under_way()) return library().Wait(request, status);
-  return wait_until([&](int& flag) { return library().Test(request, &flag, status); });
+  return wait_until([&](int& flag, double) { return library().Test(request, &flag, status); });
 }
 
 /// None is reported before all are done.
 int test_all(int count, MPI_Request* requests, int* flag, MPI_Status* statuses) {
   *flag = 0;
-  if (look_at(count, requests, [](int, Handle&) {})) {
+  if (look_at(count, requests, 0, [](int, Handle&) {})) {
     keep_mpi_alive();
     return MPI_SUCCESS;
   }
@@ -361,7 +387,7 @@ int wait_all(int count, MPI_Request* requests, MPI_Status* statuses) {
     return status;
   Others others(count, requests);
   const int status = Background::is_any_under_way()
-                         ? wait_until([&](int& flag) {
+                         ? wait_until([&](int& flag, double) {
                              return test_all_others(count, others.get(), &flag, statuses);
                            })
                          : library().call(Entry::Waitall, static_cast<Word>(count),
@@ -370,9 +396,10 @@ int wait_all(int count, MPI_Request* requests, MPI_Status* statuses) {
   return status;
 }
 
-int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status* status) {
+int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status* status,
+             double waited) {
   int first = -1;
-  const bool are_any_pending = look_at(count, requests, [&](int i, Handle&) {
+  const bool are_any_pending = look_at(count, requests, waited, [&](int i, Handle&) {
     if (first < 0) first = i;
   });
   if (first >= 0) {
@@ -393,16 +420,19 @@ int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status
 int wait_any(int count, MPI_Request* requests, int* index, MPI_Status* status) {
   if (!are_any_ours(count, requests) && !Background::is_any_under_way())
     return library().Waitany(count, requests, index, status);
-  return wait_until([&](int& flag) { return test_any(count, requests, index, &flag, status); });
+  return wait_until([&](int& flag, double waited) {
+    return test_any(count, requests, index, &flag, status, waited);
+  });
 }
 
-int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses) {
+int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses,
+              double waited) {
   const int status =
       library().Testsome(count, Others(count, requests).get(), done, indices, statuses);
   if (status != MPI_SUCCESS) return status;
   int result = MPI_SUCCESS, ours = 0;
   const int others = *done == MPI_UNDEFINED ? 0 : *done;
-  const bool are_any_pending = look_at(count, requests, [&](int i, Handle& handle) {
+  const bool are_any_pending = look_at(count, requests, waited, [&](int i, Handle& handle) {
     const int place = others + ours++;
     indices[place] = i;
     if (const int failed = wait_for_ours(handle, requests[i], at(statuses, place));
@@ -416,8 +446,8 @@ int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Sta
 int wait_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses) {
   if (!are_any_ours(count, requests) && !Background::is_any_under_way())
     return library().Waitsome(count, requests, done, indices, statuses);
-  return wait_until([&](int& flag) {
-    const int status = test_some(count, requests, done, indices, statuses);
+  return wait_until([&](int& flag, double waited) {
+    const int status = test_some(count, requests, done, indices, statuses, waited);
     flag = *done != 0;  // MPI_UNDEFINED ends the wait, too
     return status;
   });
@@ -432,6 +462,7 @@ int free_request(MPI_Request* request) {
     // It comes to its end all the same. Its handle is not used again before.
     const std::lock_guard lock(shelf().lock);
     shelf().orphans.push_back(handle);
+    ++orphans_held;
   } else {
     dismiss(*handle);
     give_back(handle);
@@ -452,15 +483,20 @@ int get_status(MPI_Request request, int* flag, MPI_Status* status) {
   if (!*flag) {
     Background::progress_all();
     keep_mpi_alive();
+    handle->communicator->look_after(handle->task());
     *flag = handle->task().is_done();
   }
-  if (*flag) set_empty(status);
-  return MPI_SUCCESS;
+  if (!*flag) return MPI_SUCCESS;
+  set_empty(status);
+  return fetched(*handle);
 }
 
 int get_status_all(int count, const MPI_Request* requests, int* flag, MPI_Status* statuses) {
   *flag = 0;
-  if (look_at(count, requests, [](int, Handle&) {})) return MPI_SUCCESS;
+  int result = MPI_SUCCESS;
+  if (look_at(count, requests, 0, [&](int, Handle& handle) { result = fetched(handle); }))
+    return MPI_SUCCESS;
+  if (result != MPI_SUCCESS) return result;
   return library().call(Entry::Request_get_status_all, static_cast<Word>(count), to_word(requests),
                         to_word(flag), to_word(statuses));
 }
@@ -468,14 +504,14 @@ int get_status_all(int count, const MPI_Request* requests, int* flag, MPI_Status
 int get_status_any(int count, const MPI_Request* requests, int* index, int* flag,
                    MPI_Status* status) {
   int first = -1;
-  const bool are_any_pending = look_at(count, requests, [&](int i, Handle&) {
+  const bool are_any_pending = look_at(count, requests, 0, [&](int i, Handle&) {
     if (first < 0) first = i;
   });
   if (first >= 0) {
     *flag = 1;
     *index = first;
     set_empty(status);
-    return MPI_SUCCESS;
+    return fetched(*find(requests[first]));
   }
   const int result =
       library().call(Entry::Request_get_status_any, static_cast<Word>(count),
@@ -492,15 +528,16 @@ int get_status_some(int count, const MPI_Request* requests, int* done, int* indi
                      to_word(Others(count, const_cast<MPI_Request*>(requests)).get()),  // NOLINT
                      to_word(done), to_word(indices), to_word(statuses));
   if (status != MPI_SUCCESS) return status;
-  int ours = 0;
+  int result = MPI_SUCCESS, ours = 0;
   const int others = *done == MPI_UNDEFINED ? 0 : *done;
-  const bool are_any_pending = look_at(count, requests, [&](int i, Handle&) {
+  const bool are_any_pending = look_at(count, requests, 0, [&](int i, Handle& handle) {
     const int place = others + ours++;
     indices[place] = i;
     set_empty(at(statuses, place));
+    if (const int failed = fetched(handle); failed != MPI_SUCCESS) result = failed;
   });
   if (ours > 0 || are_any_pending) *done = others + ours;
-  return MPI_SUCCESS;
+  return result;
 }
 
 void end_requests() noexcept {
@@ -509,6 +546,7 @@ void end_requests() noexcept {
     {
       const std::lock_guard lock(shelf().lock);
       orphans.swap(shelf().orphans);
+      orphans_held = 0;
     }
     for (Handle* const handle : orphans) {
       try {

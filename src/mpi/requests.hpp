@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // MPI_Requests that are ours: of nonblocking and persistent reductions. To the MPI such a handle is
 // a persistent receive from MPI_PROC_NULL that nobody ever starts: valid, different from all
-// others, and to be passed over wherever it stands in a list, which is what an inactive request is.
-// So lists that mix ours and others are given to the MPI as they are, once ours are seen to.
+// others, and inactive, should it ever come to the MPI. Lists that mix ours and others are given to
+// the MPI with null requests in place of ours, once ours are seen to.
 #pragma once
 
 #include <atomic>
@@ -31,8 +31,11 @@ int wait_any(int count, MPI_Request* requests, int* index, MPI_Status* status);
 int wait_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses);
 int test(MPI_Request* request, int* flag, MPI_Status* status);
 int test_all(int count, MPI_Request* requests, int* flag, MPI_Status* statuses);
-int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status* status);
-int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses);
+// `waited`: seconds, where the test is part of a wait.
+int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status* status,
+             double waited = 0);
+int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses,
+              double waited = 0);
 int free_request(MPI_Request* request);
 int cancel(MPI_Request* request);
 int get_status(MPI_Request request, int* flag, MPI_Status* status);
@@ -42,11 +45,12 @@ int get_status_any(int count, const MPI_Request* requests, int* index, int* flag
 int get_status_some(int count, const MPI_Request* requests, int* done, int* indices,
                     MPI_Status* statuses);
 
+/// Puts away what was freed while it was active and has come to its end since.
+void sweep();
 /// Before MPI ends: completes what was freed while it was active, and gives the handles back.
 void end_requests() noexcept;
 
-// -----------------------------------------------------------------------------------
-// implementation
+// --------------------------------------------------------------------------------- implementation
 
 /// Takes the call's request in hand. False: the MPI has to make the call.
 bool post(const Call& call, Member& member, const Request& reduction, MPI_Request* request);
@@ -73,6 +77,8 @@ int post(const Call& call, MPI_Request* request, Original original) noexcept {
     Request reduction;
     if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]]
       return leave_request_to_mpi(call, *reason, original);
+    if (member->has_no_background) [[unlikely]]
+      return leave_request_to_mpi(call, Decline::no_memory, original);
     if (member->declined || !post(call, *member, reduction, request)) [[unlikely]] {
       if (!member->wants_background) ++wanting;
       member->wants_background = true;

@@ -153,19 +153,19 @@ def disagreement(context: Context) -> None:
 
 def time_limit(context: Context) -> None:
     """A peer that does not come in time is an error after TRIB_TIMEOUT."""
-    for ranks in (2, 3):
+    for ranks, case in ((2, "timeout"), (3, "timeout"), (3, "timeout-any")):
         env = {"TRIB_TIMEOUT": "1"}
-        result = context.run(ranks, [context.program("errors"), "timeout"], env=env, timeout=40)
+        result = context.run(ranks, [context.program("errors"), case], env=env, timeout=40)
         expect(result.status == 0, result)
 
 
 def killed(context: Context) -> None:
     """After kill -9 of a rank its peers get an error, and nothing of ours is left in /dev/shm."""
     before = our_segments()
-    for ranks in (2, 3):
+    for ranks, case in ((2, "killed"), (3, "killed"), (2, "killed-test"), (3, "killed-any")):
         with tempfile.TemporaryDirectory() as folder:
             told = Path(folder) / "told"
-            program = f"{context.program('errors')} killed {told}"
+            program = f"{context.program('errors')} {case} {told}"
             # The launcher watches the shell, or else it would kill the other ranks as well.
             script = f"{program}; for i in $(seq 100); do [ $(wc -l <{told}) -ge {ranks - 1} ] && exit 0; sleep 0.1; done"
             result = context.run(ranks, ["sh", "-c", script], timeout=60)
