@@ -26,4 +26,8 @@ foreach(mpi mpich openmpi intel)
             --version ${TRIB_MPI4PY_VERSION} --folder ${CMAKE_CURRENT_BINARY_DIR})
   set_tests_properties(mpi.${mpi}.mpi4py PROPERTIES LABELS mpi TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77
                        RESOURCE_LOCK mpi4py-source)
+  foreach(kind cupy torch)
+    trib_mpi_gpu_test(gpu_${kind} ${mpi} 1,2,3,4 --timeout 200 --env LD_LIBRARY_PATH=${root}/lib --expect "results checked"
+                      ${TRIB_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/gpu_python.py ${kind})
+  endforeach()
 endforeach()

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""mpi4py with CuPy arrays or PyTorch tensors: an MPI program on GPU buffers, as people write them.
+
+Usage: gpu_python.py cupy|torch [CYCLES]. Prints "skipped: REASON" and exits with 77 where it cannot run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Callable
+
+
+def skip(reason: str) -> None:
+    print(f"skipped: {reason}", flush=True)
+    sys.exit(77)
+
+
+# PyTorch then maps and unmaps physical memory under one range of addresses, which has no classic IPC handle.
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+KIND = sys.argv[1] if len(sys.argv) > 1 else "cupy"
+CYCLES = int(sys.argv[2]) if len(sys.argv) > 2 else 300
+try:
+    import numpy as np
+
+    if KIND == "cupy":
+        import cupy
+
+        DEVICES = cupy.cuda.runtime.getDeviceCount()
+    else:
+        import torch
+
+        DEVICES = torch.cuda.device_count()
+except ImportError as error:
+    skip(f"no {error.name}")
+except Exception as error:
+    skip(f"no GPU: {error}")
+if DEVICES == 0:
+    skip("no GPU")
+try:
+    from mpi4py import MPI
+except ImportError as error:
+    skip(f"no {error.name}")
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.rank, COMM.size
+if KIND == "cupy":
+    cupy.cuda.Device(RANK % DEVICES).use()
+else:
+    torch.cuda.set_device(RANK % DEVICES)
+
+DTYPES = ["float32", "float64", "int32", "int64", "uint8", "int16", "complex64"]
+OPERATORS: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "sum": (MPI.SUM, np.add.reduce),
+    "max": (MPI.MAX, np.maximum.reduce),
+    "prod": (MPI.PROD, np.multiply.reduce),
+    "min": (MPI.MIN, np.minimum.reduce),
+}
+
+
+def values(rank: int, count: int, dtype: str, seed: int) -> Any:
+    """Small whole numbers: every order of additions gives the same."""
+    return ((np.arange(count) * 7 + rank * 13 + seed) % 4).astype(dtype)
+
+
+def on_gpu(host: Any) -> Any:
+    if KIND == "cupy":
+        return cupy.asarray(host)
+    return torch.from_numpy(host.copy()).cuda()
+
+
+def on_host(buffer: Any) -> Any:
+    if isinstance(buffer, np.ndarray):
+        return buffer
+    return cupy.asnumpy(buffer) if KIND == "cupy" else buffer.cpu().numpy()
+
+
+def synchronize() -> None:
+    if KIND == "cupy":
+        cupy.cuda.get_current_stream().synchronize()
+    else:
+        torch.cuda.synchronize()
+
+
+checked = 0
+
+
+def expect(what: str, got: Any, expected: Any) -> None:
+    global checked
+    got = on_host(got)
+    if not np.array_equal(got, expected):
+        at = int(np.argmax(got != expected))
+        print(f"{what}: rank {RANK} of {SIZE}, element {at}: {got[at]}, not {expected[at]}", flush=True)
+        COMM.Abort(1)
+    checked += 1
+
+
+def every_call(dtype: str, operator: str, count: int, offset: int, mixed: bool) -> None:
+    op, fold = OPERATORS[operator]
+    what = f"{dtype} {operator} of {count}, offset {offset}, mixed {mixed}"
+    place = (lambda host: host.copy()) if mixed and RANK % 2 else on_gpu
+    every = [values(rank, count + offset, dtype, 1) for rank in range(SIZE)]
+    total = fold(np.stack([part[offset:] for part in every]), axis=0, dtype=dtype)
+
+    send, receive = place(every[RANK])[offset:], place(np.zeros(count + offset, dtype))[offset:]
+    synchronize()
+    COMM.Allreduce(send, receive, op=op)
+    expect(f"Allreduce, {what}", receive, total)
+    expect(f"Allreduce's input, {what}", send, every[RANK][offset:])
+    COMM.Allreduce(MPI.IN_PLACE, send, op=op)
+    expect(f"Allreduce in place, {what}", send, total)
+
+    for root in range(SIZE):
+        send, receive = place(every[RANK])[offset:], place(np.zeros(count + offset, dtype))[offset:]
+        synchronize()
+        COMM.Reduce(send, receive if RANK == root else None, op=op, root=root)
+        if RANK == root:
+            expect(f"Reduce to {root}, {what}", receive, total)
+        request = COMM.Ireduce(send, receive if RANK == root else None, op=op, root=root)
+        request.Wait()
+        if RANK == root:
+            expect(f"Ireduce to {root}, {what}", receive, total)
+
+    counts = [count // SIZE + (1 if rank < count % SIZE else 0) for rank in range(SIZE)]
+    begin = sum(counts[:RANK])
+    send, receive = place(every[RANK])[offset:], place(np.zeros(counts[RANK], dtype))
+    synchronize()
+    COMM.Reduce_scatter(send, receive, recvcounts=counts, op=op)
+    expect(f"Reduce_scatter, {what}", receive, total[begin : begin + counts[RANK]])
+
+    send, receive = place(every[RANK])[offset:], place(np.zeros(count + offset, dtype))[offset:]
+    synchronize()
+    request = COMM.Iallreduce(send, receive, op=op)
+    request.Wait()
+    expect(f"Iallreduce, {what}", receive, total)
+    if MPI.VERSION >= 4:
+        request = COMM.Allreduce_init(send, receive, op=op)
+        for round in range(3):
+            if isinstance(receive, np.ndarray):
+                receive[:] = 0
+            else:
+                receive *= 0
+            synchronize()
+            request.Start()
+            request.Wait()
+            expect(f"Allreduce_init, start {round}, {what}", receive, total)
+        request.Free()
+
+
+def cycles() -> None:
+    """Buffers come and go, also at addresses that others had before."""
+    generator = np.random.default_rng(1)
+    for cycle in range(CYCLES):
+        count, offset = int(generator.integers(1, 60000)), int(generator.integers(0, 40))
+        host = values(RANK, count + offset, "float32", cycle)
+        buffer = on_gpu(host)
+        part = buffer[offset:]
+        synchronize()
+        COMM.Allreduce(MPI.IN_PLACE, part)
+        total = sum(values(rank, count + offset, "float32", cycle)[offset:] for rank in range(SIZE))
+        expect(f"cycle {cycle}", part, total)
+        del buffer, part
+        if cycle % 50 == 49:
+            if KIND == "cupy":
+                cupy.get_default_memory_pool().free_all_blocks()
+            else:
+                torch.cuda.empty_cache()
+
+
+COMM.Barrier()
+for dtype in DTYPES:
+    for operator in OPERATORS:
+        if dtype == "complex64" and operator in ("max", "min"):
+            continue
+        for count, offset in ((1, 0), (5, 3), (1000, 0), (4099, 1), (300007, 5)):
+            for mixed in (False, True):
+                every_call(dtype, operator, count, offset, mixed)
+cycles()
+if RANK == 0:
+    print(f"{KIND}: {checked} results checked on each rank", flush=True)
