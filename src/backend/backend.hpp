@@ -56,6 +56,7 @@ struct Arguments {
   Store store = Store::cached;  ///< for results
   // Devices.
   int blocks = 1, threads = 1;  ///< of the kernel (threads: of a stage); equal on all ranks
+  int linger = 0;  ///< microseconds that a kernel may wait for the next call like this one
   /// The work is enqueued on `stream` without a meeting of the ranks: launch() is all there is to
   /// do, the Operation is of no use. All calls of a channel are, or none.
   bool is_enqueued = false;
@@ -163,6 +164,9 @@ class DeviceChannel {
   virtual void poison(const std::string& why) noexcept = 0;
   /// Whether this channel's kernels can reach the buffer.
   virtual Memory where(const void* pointer) const = 0;
+  /// To be called while the peers have not all posted a call yet: finds out what its launch will
+  /// want to know.
+  virtual void look_ahead() {}
   /// The most blocks that a kernel may have.
   virtual int max_blocks() const = 0;
   /// Throws Error if what was enqueued has failed. Never blocks.

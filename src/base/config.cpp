@@ -107,6 +107,25 @@ Setting number(std::string_view variable, long Config::*field, long most, bool i
   return {variable, "1 to " + std::to_string(most) + " (0: by table)", help, is_shared, get, set};
 }
 
+/// Below zero: auto.
+Setting microseconds(std::string_view variable, long Config::*field, long most, bool is_shared,
+                     std::string_view help) {
+  const auto get = [field](const Config& config) {
+    return config.*field < 0 ? "auto" : std::to_string(config.*field);
+  };
+  const auto set = [field, most](Config& config, std::string_view text) {
+    long value = -1;
+    if (text != "auto") {
+      const char* const end = text.data() + text.size();
+      const auto [stop, error] = std::from_chars(text.data(), end, value);
+      if (error != std::errc() || stop != end || value < 0 || value > most) return false;
+    }
+    config.*field = value;
+    return true;
+  };
+  return {variable, "auto or 0 to " + std::to_string(most), help, is_shared, get, set};
+}
+
 /// A name in lower case. Whether there is such an algorithm is for those to say who see the
 /// registry.
 Setting algorithm_name(std::string_view variable, bool is_shared, std::string_view help) {
@@ -180,6 +199,8 @@ const std::vector<Setting>& settings() {
       choice("TRIB_PROTOCOL", &Config::protocol, {"auto", "packet", "simple"}, true,
              "how GPUs tell each other that data is there: packet: in every 8 bytes; simple: by a flag that follows"),
       number("TRIB_BLOCKS", &Config::blocks, 132, true, "blocks of a GPU kernel that serves a large message"),
+      microseconds("TRIB_RESIDENT", &Config::resident, 10000, true,
+             "microseconds that a GPU kernel waits for the next small reduction, which then needs no launch; device synchronisations of the program may take longer by as much; auto: 50 in persistent reductions"),
       choice("TRIB_PROGRESS", &Config::progress, {"auto", "thread", "calls"}, false,
              "who drives nonblocking and started persistent reductions: auto: calls into MPI, and a thread where a rank makes none for a millisecond; thread: a thread all the time; calls: calls alone"),
       choice("TRIB_GPU_AWARE_MPI", &Config::gpu_aware_mpi, {"auto", "0", "1"}, false,

@@ -36,6 +36,7 @@ struct Config {
     simple
   } protocol = Protocol::automatic;  ///< TRIB_PROTOCOL=auto|packet|simple
   long blocks = 0;                   ///< TRIB_BLOCKS: of a GPU kernel, 0: by table
+  long resident = -1;                ///< TRIB_RESIDENT: microseconds that a GPU kernel lingers
   // Local ones.
   enum class Progress : int {
     automatic,

@@ -17,8 +17,11 @@ namespace trib {
 struct Lane {
   std::unique_ptr<HostChannel> channel;
   Plans plans;
-  Path* path = nullptr;   // persistent: of its only task
-  Task* first = nullptr;  // the one that runs, or runs next
+  Plan* plan = nullptr;  // of `first`, once it has begun; persistent: of its only task
+  bool has_own_plan = false;
+  bool has_begun = false;  // `first` has been announced
+  int absent = -1;         // a rank that has not come to its meeting
+  Task* first = nullptr;   // the one that runs, or runs next
   Task* last = nullptr;
   Operation* operation = nullptr;  // of `first`, once launched
   Loaded* loaded = nullptr;        // whose operation it is
@@ -142,8 +145,8 @@ void SpinLock::lock() {
   }
 }
 
-Background::Background(Group& group, HostChannel& main, Bootstrap& bootstrap)
-    : group_(group), main_(main), bootstrap_(bootstrap) {
+Background::Background(Group& group, HostChannel& main, Bootstrap& bootstrap, Devices& devices)
+    : group_(group), main_(main), bootstrap_(bootstrap), devices_(devices) {
   const std::lock_guard lock(registry().mutex);
   registry().all.push_back(this);
   count.fetch_add(1);
@@ -185,7 +188,8 @@ bool Background::prepare(Task& task) {
     bootstrap_.exchange(&mine, all.data(), 1);
     return true;
   }
-  const Choice choice = sketch.choose(plan, Route::host);
+  const Route route = task.meets_ ? Route::staged : Route::host;
+  const Choice choice = sketch.choose(plan, route);
   const Schedule& schedule = group_.schedule(request.collective, choice, request.root);
   const std::size_t longest = sketch.longest_chunk_of(plan, schedule.chunks);
   const std::size_t units = static_cast<std::size_t>(std::max(schedule.units, 1));
@@ -197,7 +201,10 @@ bool Background::prepare(Task& task) {
       auto lane = std::make_unique<Lane>(group_, std::move(channel), 1);
       Plan& own = lane->plans.find(request);
       lane->channel->announce(own.signature);
-      lane->path = &lane->plans.path(own, Route::host);
+      lane->plan = &own;
+      lane->has_own_plan = true;
+      lane->plans.path(own, route);
+      if (task.meets_) lane->plans.path(own, Route::device, devices_.channel.get());
       task.lane_ = lane.get();
       task.own_lane_ = std::move(lane);
       const std::lock_guard lock(lock_);
@@ -220,7 +227,8 @@ void Background::dismiss(Task& task) {
 void Background::post(Task& task) {
   const std::lock_guard lock(lock_);
   if (has_failed()) throw Error(Code::unusable, failure_);
-  enqueue(task, *lanes_[posts_++ % lanes_.size()]);
+  // Those for devices run one after the other, or else all but the first would be staged.
+  enqueue(task, *lanes_[task.meets_ ? 0 : posts_++ % lanes_.size()]);
 }
 
 void Background::start(Task& task) {
@@ -254,26 +262,63 @@ void Background::enqueue(Task& task, Lane& lane) {
   }
 }
 
-void Background::launch(Lane& lane, Task& task) {
-  Path* path = lane.path;
-  if (path == nullptr) {
-    Plan& plan = lane.plans.find(task.request_);
-    lane.channel->announce(plan.signature);
-    path = &lane.plans.path(plan, Route::host);
+/// False: its peers have not all come to the meeting before it.
+bool Background::launch(Lane& lane, Task& task) {
+  if (!lane.has_begun) {
+    if (!lane.has_own_plan) {
+      lane.plan = &lane.plans.find(task.request_);
+      lane.channel->announce(lane.plan->signature);
+    }
+    lane.absent = -1;
+    lane.has_begun = true;
+    if (task.meets_) {
+      task.call_.begin();
+      lane.channel->present(devices_.card(task.request_, task.call_));
+      devices_.channel->look_ahead();
+    }
   }
-  path->arguments.in = task.in_;
-  path->arguments.out = task.out_;
-  lane.loaded = path->loaded;
-  ++path->loaded->calls;
-  path->loaded->bytes += task.bytes_;
-  lane.operation = &path->loaded->program->launch(path->arguments);
+  Route route = Route::host;
+  if (task.meets_) {
+    lane.absent = lane.channel->absent();
+    if (lane.absent >= 0) return false;
+    route = devices_.route(*lane.channel, group_.size, task.request_, lane.plan->signature.count);
+    if (route != Route::device) task.call_.end();
+    if (route == Route::staged) stage(task);
+  }
+  Path& path = lane.plans.path(*lane.plan, route, devices_.channel.get());
+  path.arguments.in = task.in_;
+  path.arguments.out = task.out_;
+  lane.loaded = path.loaded;
+  ++path.loaded->calls;
+  path.loaded->bytes += task.bytes_;
+  lane.operation = &path.loaded->program->launch(path.arguments);
+  return true;
+}
+
+void Background::stage(Task& task) {
+  const Request& request = task.request_;
+  if (is_beyond_host(devices_.backend->where(request.in))) {
+    void* const copy = task.staged_in_.get(*devices_.backend, task.bytes_);
+    devices_.backend->copy(copy, request.in, task.bytes_);
+    task.in_ = copy;
+  }
+  if (is_beyond_host(devices_.backend->where(request.out))) {
+    std::size_t length = task.bytes_;
+    if (request.collective == Collective::reduce_scatter)
+      length = static_cast<std::size_t>(task.counts_[static_cast<std::size_t>(group_.rank)]) *
+               bytes(request.dtype);
+    else if (request.collective == Collective::reduce_scatter_block)
+      length = request.count * bytes(request.dtype);
+    task.fetched_bytes_ = length;
+    task.out_ = task.staged_out_.get(*devices_.backend, length);
+  }
 }
 
 /// Goes on with the lane's tasks. True: none is left.
 bool Background::drive(Lane& lane, int polls) noexcept {
   while (Task* const task = lane.first) {
     try {
-      if (lane.operation == nullptr) launch(lane, *task);
+      if (lane.operation == nullptr && !launch(lane, *task)) return false;
       if (!lane.operation->advance(polls)) return false;
     } catch (const std::exception& error) {
       if (lane.place == Lane::kIdle) add_busy(lane);
@@ -286,6 +331,7 @@ bool Background::drive(Lane& lane, int polls) noexcept {
       lane.loaded->seconds +=
           std::chrono::duration<double>(std::chrono::steady_clock::now() - task->begun_).count();
     lane.operation = nullptr;
+    lane.has_begun = false;
     lane.first = task->next_;
     finish(*task);
   }
@@ -308,6 +354,7 @@ void Background::add_busy(Lane& lane) {
 
 /// From here on the task may be gone.
 void Background::finish(Task& task) {
+  task.call_.end();
   // Release: pairs with is_done(); what the operation wrote comes with it.
   task.is_under_way_.store(false, std::memory_order_release);
   under_way_.store(under_way_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
@@ -319,13 +366,14 @@ int Background::advance_lane_of(const Task& task, int polls) {
   Lane& lane = *task.lane_;
   advance_lane(lane, polls);
   if (task.is_done()) return kDone;
-  return lane.operation->blocked_on();
+  return lane.operation != nullptr ? lane.operation->blocked_on() : lane.absent;
 }
 
 void Background::diagnose(const Task& task, int peer) {
   const std::lock_guard lock(lock_);
   if (task.is_done()) return;
-  task.lane_->channel->diagnose(peer, task.lane_->operation->position());
+  const Operation* const operation = task.lane_->operation;
+  task.lane_->channel->diagnose(peer, operation != nullptr ? operation->position() : 0);
 }
 
 void Background::check_alive(const Task& task, int peer) {
@@ -345,6 +393,7 @@ void Background::fail_all(const Error& error) noexcept {
     main_.poison(failure_);
     for (const auto& lane : lanes_) lane->channel->poison(failure_);
     for (Lane* const lane : own_lanes_) lane->channel->poison(failure_);
+    if (devices_.channel) devices_.channel->poison(failure_);
   }
   end_all(error);
 }
@@ -353,6 +402,7 @@ void Background::end_all(const Error& error) noexcept {
   for (Lane* const lane : busy_) {
     lane->place = Lane::kIdle;
     lane->operation = nullptr;
+    lane->has_begun = false;
     while (Task* const task = lane->first) {
       lane->first = task->next_;
       task->error_ = error;

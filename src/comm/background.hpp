@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "comm/devices.hpp"
 #include "comm/plans.hpp"
 #include "comm/staging.hpp"
 
@@ -44,6 +45,8 @@ class Task {
   std::vector<std::int64_t> counts_;  // a copy of recvcounts
   std::size_t bytes_ = 0;             // of the vector
   bool is_on_host_ = false;           // persistent: its buffers are
+  bool meets_ = false;                // ranks meet before it: its buffers may be on devices
+  DeviceCall call_;                   // from then on
   Lane* lane_ = nullptr;
   std::unique_ptr<Lane> own_lane_;  // persistent
   Task* next_ = nullptr;            // in the lane
@@ -73,7 +76,7 @@ class SpinLock {
 class Background {
  public:
   /// `main` is the communicator's channel for blocking calls.
-  Background(Group& group, HostChannel& main, Bootstrap& bootstrap);
+  Background(Group& group, HostChannel& main, Bootstrap& bootstrap, Devices& devices);
   ~Background();
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
@@ -88,6 +91,8 @@ class Background {
   /// The task's lane is gone. Not to be called while it is under way.
   void dismiss(Task& task);
 
+  /// Gives the task copies of its buffers that are on a device.
+  void stage(Task& task);
   /// Nonblocking: the next lane that has its turn takes `task`.
   void post(Task& task);
   /// Persistent.
@@ -126,7 +131,7 @@ class Background {
   bool drive(Lane& lane, int polls) noexcept;
   void add_busy(Lane& lane);
   void enqueue(Task& task, Lane& lane);
-  void launch(Lane& lane, Task& task);
+  bool launch(Lane& lane, Task& task);
   void finish(Task& task);
   void fail_all(const Error& error) noexcept;
   void end_all(const Error& error) noexcept;
@@ -134,6 +139,7 @@ class Background {
   Group& group_;
   HostChannel& main_;
   Bootstrap& bootstrap_;
+  Devices& devices_;
   SpinLock lock_;  // of everything below
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<Lane*> own_lanes_;   // of persistent tasks

@@ -46,23 +46,6 @@ std::string seconds(double value) {
 
 }  // namespace
 
-namespace {
-
-/// Calls of this process that are between their meeting and their end.
-std::atomic<int> calls_on_devices{0};
-
-struct CallOnDevice {
-  const bool is_first = calls_on_devices.fetch_add(1) == 0;
-  CallOnDevice() = default;
-  CallOnDevice(const CallOnDevice&) = delete;
-  CallOnDevice& operator=(const CallOnDevice&) = delete;
-  ~CallOnDevice() { calls_on_devices.fetch_sub(1); }
-};
-
-bool is_beyond_host(Memory memory) { return memory == Memory::device || memory == Memory::distant; }
-
-}  // namespace
-
 // ------------------------------------------------------------------------------------------ a call
 
 void Communicator::run(const Request& request) {
@@ -89,14 +72,14 @@ inline void Communicator::run_checked(const Request& request) {
     return;
   }
   // A buffer that was in the host's memory before there was a device is there still.
-  if (!uses_device_ && device_ != nullptr &&
+  if (!devices_.are_in_use && devices_.backend != nullptr &&
       (request.in != plan.seen_in || request.out != plan.seen_out)) [[unlikely]] {
-    uses_device_ = device_->is_in_use();
+    devices_.are_in_use = devices_.backend->is_in_use();
     plan.seen_in = request.in;
     plan.seen_out = request.out;
   }
   if (!meets_) meets_ = channel_->is_time_to_meet();
-  if (meets_ || uses_device_) [[unlikely]]
+  if (meets_ || devices_.are_in_use) [[unlikely]]
     return run_with_devices(request, plan);
   run_path(plans_->path(plan, Route::host), plan, Route::host, request.in, request.out);
 }
@@ -128,41 +111,28 @@ void Communicator::run_path(Path& path, Plan& plan, Route route, const void* in,
 
 /// Some rank uses a device: where the buffers are decides, all ranks' together.
 void Communicator::run_with_devices(const Request& request, Plan& plan) {
-  const CallOnDevice call;
-  const DeviceBackend* const device = device_;
-  Memory in = Memory::host, out = Memory::host;
-  const auto look = [&] {
-    if (!uses_device_) return;
-    const auto where = [&](const void* pointer) {
-      const Memory memory =
-          device_channel_ ? device_channel_->where(pointer) : device->where(pointer);
-      // Kernels cannot load elements that are not aligned.
-      const bool is_aligned =
-          reinterpret_cast<std::uintptr_t>(pointer) % alignment(request.dtype) == 0;
-      if (is_aligned || memory == Memory::host) return memory;
-      return memory == Memory::pinned ? Memory::host : Memory::distant;
-    };
-    in = where(request.in);
-    out = where(request.out);
-  };
-  look();
+  DeviceCall call;
+  call.begin();
+  Card card = devices_.card(request, call);
   Route route = Route::host;
   if (!meets_) {
     // Peers do not know yet that there are devices: until they do, as if there were none.
-    if (is_beyond_host(in) || is_beyond_host(out)) channel_->ask_for_meetings();
+    if (is_beyond_host(card.in) || is_beyond_host(card.out)) channel_->ask_for_meetings();
   } else {
-    route = meet(in, out, call.is_first, request, plan);
-    if (route == Route::device && !device_channel_) {
+    route = meet(card, request, plan);
+    if (route == Route::device && !devices_.channel) {
       open_device(request);
-      look();  // the channel's device is known only now
-      route = meet(in, out, call.is_first, request, plan);
+      card = devices_.card(request, call);  // the channel's device is known only now
+      route = meet(card, request, plan);
     }
   }
-  Path& path = plans_->path(plan, route, device_channel_.get());
+  Path& path = plans_->path(plan, route, devices_.channel.get());
   if (route == Route::device) return run_path(path, plan, route, request.in, request.out);
 
   const void* from = request.in;
   void* to = request.out;
+  const DeviceBackend* const device = devices_.backend;
+  const Memory in = card.in, out = card.out;
   if (is_beyond_host(in)) {
     void* const copy = staged_in_.get(*device, plan.bytes);
     device->copy(copy, request.in, plan.bytes);
@@ -175,11 +145,9 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
   staged_out_.trim();
 }
 
-/// All ranks come to the same answer, from the same cards. Nobody waits on a device for a rank that
-/// has not posted the call.
-Route Communicator::meet(Memory in, Memory out, bool is_first, const Request& request,
-                         const Plan& plan) {
-  channel_->present({in, out, !is_first, uses_device_});
+Route Communicator::meet(const Card& card, const Request& request, const Plan& plan) {
+  channel_->present(card);
+  if (devices_.channel) devices_.channel->look_ahead();
   const auto step = [&](int polls) {
     int absent = channel_->absent();
     for (int poll = 0; absent >= 0 && poll < polls; ++poll) {
@@ -189,34 +157,14 @@ Route Communicator::meet(Memory in, Memory out, bool is_first, const Request& re
     return absent < 0 ? kDone : absent;
   };
   if (step(spin_) != kDone) wait_slowly(step, [] { return 0; });
-
-  bool is_any_beyond = false, is_any_host = false, is_any_contended = false, are_all_ready = true;
-  for (int rank = 0; rank < group_.size; ++rank) {
-    const Card card = channel_->card(rank);
-    for (const Memory memory : {card.in, card.out}) {
-      is_any_beyond = is_any_beyond || is_beyond_host(memory);
-      is_any_host = is_any_host || memory == Memory::host || memory == Memory::distant;
-    }
-    is_any_contended = is_any_contended || card.is_contended;
-    are_all_ready = are_all_ready && card.is_ready;
-  }
-  if (!is_any_beyond) return Route::host;
-  // Two kernels of one process that wait for peers could wait for each other, since their order may
-  // differ between the GPUs: of calls that are under way at once all but the first go through host
-  // memory.
-  // Kernels count a chunk's elements in 32 bits.
-  const bool is_countable = plan.signature.count <= UINT32_MAX;
-  const bool is_served = is_countable && are_all_ready && !is_any_host && !is_any_contended &&
-                         !is_device_refused_ && device_ != nullptr &&
-                         device_->is_defined(request.op, request.dtype);
-  return is_served ? Route::device : Route::staged;
+  return devices_.route(*channel_, group_.size, request, plan.signature.count);
 }
 
 void Communicator::open_device(const Request& request) {
   std::string why;
-  device_channel_ = device_->open(*bootstrap_, group_.config, request.in, why);
-  if (device_channel_) return;
-  is_device_refused_ = true;
+  devices_.channel = devices_.backend->open(*bootstrap_, group_.config, request.in, why);
+  if (devices_.channel) return;
+  devices_.are_refused = true;
   if (group_.rank == 0)
     log_once(Config::Log::warn, "reductions of GPU buffers go through host memory: " + why);
 }
@@ -283,7 +231,8 @@ void Communicator::drive() {
 
 bool Communicator::open_background() {
   check_usable();
-  if (!background_) background_ = std::make_unique<Background>(group_, *channel_, *bootstrap_);
+  if (!background_)
+    background_ = std::make_unique<Background>(group_, *channel_, *bootstrap_, devices_);
   return background_->open_lanes();
 }
 
@@ -301,6 +250,7 @@ void Communicator::post(Task& task, const Request& request) {
   }
   task.bytes_ = count * bytes(request.dtype);
   if (task.bytes_ == 0) return count_empty(task.request_);
+  task.meets_ = meets_ && devices_.channel && devices_.can_serve(request, count);
   try {
     stage(task);
     background_->post(task);
@@ -333,7 +283,9 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request) {
       return missing < 0 ? kDone : missing;
     };
     if (step(1) != kDone) wait_slowly(step, [] { return 0; });
-    if (!background_) background_ = std::make_unique<Background>(group_, *channel_, *bootstrap_);
+    task->meets_ = settle_on_device(task->request_);
+    if (!background_)
+      background_ = std::make_unique<Background>(group_, *channel_, *bootstrap_, devices_);
     if (!background_->prepare(*task)) {
       if (group_.rank == 0)
         log_once(Config::Log::warn,
@@ -344,6 +296,33 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request) {
     fail();
   }
   return task;
+}
+
+/// Collective: whether a persistent reduction, whose buffers stay where they are, may run on the
+/// ranks' devices.
+bool Communicator::settle_on_device(const Request& request) {
+  if (!devices_.are_in_use && devices_.backend != nullptr)
+    devices_.are_in_use = devices_.backend->is_in_use();
+  DeviceCall none;
+  struct Part {
+    Card card;
+    bool can_serve;
+  };
+  const Plan& plan = plans_->find(request);
+  const Part mine{devices_.card(request, none), devices_.can_serve(request, plan.signature.count)};
+  std::vector<Part> all(static_cast<std::size_t>(group_.size));
+  bootstrap_->exchange(&mine, all.data(), sizeof mine);
+  bool is_any_beyond = false;
+  for (const Part& part : all) {
+    for (const Memory memory : {part.card.in, part.card.out}) {
+      is_any_beyond = is_any_beyond || is_beyond_host(memory);
+      if (memory == Memory::host || memory == Memory::distant) return false;
+    }
+    if (!part.card.is_ready || !part.can_serve) return false;
+  }
+  if (!is_any_beyond || plan.bytes == 0) return false;
+  if (!devices_.channel) open_device(request);
+  return devices_.channel != nullptr;
 }
 
 void Communicator::start(Task& task) {
@@ -357,41 +336,28 @@ void Communicator::start(Task& task) {
   }
 }
 
-/// Says where the operation reads and writes: buffers on a device get copies in host memory.
+/// Says where the operation reads and writes: buffers on a device get copies in host memory, unless
+/// ranks meet first.
 inline void Communicator::stage(Task& task) {
   const Request& request = task.request_;
   task.in_ = request.in;
   task.out_ = request.out;
   task.fetched_bytes_ = 0;
-  if (device_ == nullptr) return;
-  if (!uses_device_) {
+  if (devices_.backend == nullptr || task.meets_) return;
+  if (!devices_.are_in_use) {
     // A buffer that was in the host's memory before there was a device is there still.
     if (request.in == seen_in_ && request.out == seen_out_) [[likely]]
       return;
     if (task.is_on_host_) return;
-    uses_device_ = device_->is_in_use();
-    if (!uses_device_) {
+    devices_.are_in_use = devices_.backend->is_in_use();
+    if (!devices_.are_in_use) {
       seen_in_ = request.in;
       seen_out_ = request.out;
       task.is_on_host_ = request.form == Form::persistent;
       return;
     }
   }
-  if (is_beyond_host(device_->where(request.in))) {
-    void* const copy = task.staged_in_.get(*device_, task.bytes_);
-    device_->copy(copy, request.in, task.bytes_);
-    task.in_ = copy;
-  }
-  if (is_beyond_host(device_->where(request.out))) {
-    std::size_t length = task.bytes_;
-    if (request.collective == Collective::reduce_scatter)
-      length = static_cast<std::size_t>(task.counts_[static_cast<std::size_t>(group_.rank)]) *
-               bytes(request.dtype);
-    else if (request.collective == Collective::reduce_scatter_block)
-      length = request.count * bytes(request.dtype);
-    task.fetched_bytes_ = length;
-    task.out_ = task.staged_out_.get(*device_, length);
-  }
+  background_->stage(task);
 }
 
 /// What is left to do once `task` is done.
@@ -407,7 +373,7 @@ inline void Communicator::end(Task& task) {
 void Communicator::fetch(Task& task) {
   if (task.fetched_bytes_ == 0 || task.error_) [[likely]]
     return;
-  device_->copy(task.request_.out, task.out_, task.fetched_bytes_);
+  devices_.backend->copy(task.request_.out, task.out_, task.fetched_bytes_);
   task.fetched_bytes_ = 0;
   task.staged_in_.trim();
   task.staged_out_.trim();
@@ -483,7 +449,7 @@ void Communicator::fail() {
 void Communicator::fail(const Error& error) {
   failure_ = error.what();
   if (channel_) channel_->poison(failure_);
-  if (device_channel_) device_channel_->poison(failure_);
+  if (devices_.channel) devices_.channel->poison(failure_);
   if (background_) background_->fail(error);
   throw error;
 }
@@ -544,9 +510,9 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   std::string why;
   try {
     host_backend();
-    if (config.device != Config::Device::off) device_ = device_backend();
-    uses_device_ = device_ != nullptr && device_->is_in_use();
-    mine.uses_device = uses_device_;
+    if (config.device != Config::Device::off) devices_.backend = device_backend();
+    devices_.are_in_use = devices_.backend != nullptr && devices_.backend->is_in_use();
+    mine.uses_device = devices_.are_in_use;
     mine.is_ready = true;
   } catch (const std::exception& error) {
     why = error.what();

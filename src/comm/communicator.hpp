@@ -15,6 +15,7 @@
 #include "base/bootstrap.hpp"
 #include "base/config.hpp"
 #include "comm/background.hpp"
+#include "comm/devices.hpp"
 #include "comm/plans.hpp"
 #include "comm/request.hpp"
 #include "comm/staging.hpp"
@@ -100,8 +101,9 @@ class Communicator {
   void run_checked(const Request& request);
   void run_path(Path& path, Plan& plan, Route route, const void* in, void* out);
   void run_with_devices(const Request& request, Plan& plan);
-  Route meet(Memory in, Memory out, bool is_first, const Request& request, const Plan& plan);
+  Route meet(const Card& card, const Request& request, const Plan& plan);
   void open_device(const Request& request);
+  bool settle_on_device(const Request& request);
   void reserve_data(Plan& plan, Route route);
   void wait(Operation& operation, int spin);
   void keep_counts(Task& task) const;
@@ -124,11 +126,8 @@ class Communicator {
   bool is_crowded_ = false;
   int spin_ = 0;  // polls before a wait lets others run
   std::unique_ptr<HostChannel> channel_;
-  DeviceBackend* device_ = nullptr;  // null: none, or switched off
-  bool meets_ = false;               // ranks meet before every call: some use a device
-  bool uses_device_ = false;         // this one does
-  bool is_device_refused_ = false;
-  std::unique_ptr<DeviceChannel> device_channel_;
+  Devices devices_;
+  bool meets_ = false;   // ranks meet before every call: some use a device
   std::string failure_;  // why it is unusable; empty: it is not
   const char* last_algorithm_ = "none";
   std::unique_ptr<Plans> plans_;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "comm/request.hpp"
+
 namespace trib {
 
 void cut_chunks(std::vector<std::size_t>& begin, std::size_t chunks, std::size_t total,
@@ -27,6 +29,17 @@ std::size_t longest_chunk(const std::vector<std::size_t>& begin) {
   return longest;
 }
 
+/// The longest chunk that one block handles about as quickly as several.
+constexpr std::size_t kResidentBytes = 8 << 10;
+
+/// Persistent reductions come again.
+constexpr int kPersistentLinger = 50;
+
+int linger_of(Form form, const Config& config) {
+  if (config.resident >= 0) return static_cast<int>(config.resident);
+  return form == Form::persistent ? kPersistentLinger : 0;
+}
+
 void cut_passes(Arguments& arguments, const Choice& choice, const Program& program, int max_blocks,
                 const Config& config) {
   // One pass per block if that is not too long: later ones overlap with the exchange of earlier
@@ -36,12 +49,17 @@ void cut_passes(Arguments& arguments, const Choice& choice, const Program& progr
   const std::size_t longest = std::max(arguments.longest * element, std::size_t{1});
   arguments.is_large = !choice.is_packet;
   arguments.blocks = std::min(choice.blocks, max_blocks);
+  // A kernel that lingers has one block.
+  arguments.linger = linger_of(static_cast<Form>(arguments.signature.form), config);
+  const bool is_small = choice.is_packet && arguments.linger > 0 && longest <= kResidentBytes &&
+                        longest <= program.fit(/*is_large=*/false);
+  if (is_small) arguments.blocks = 1;
   const auto blocks = static_cast<std::size_t>(arguments.blocks);
-  std::size_t slice = std::min(choice.slice_bytes, longest);
-  if (config.slice == 0)
+  std::size_t slice = is_small ? longest : std::min(choice.slice_bytes, longest);
+  if (config.slice == 0 && !is_small)
     slice = std::max(slice, std::min((longest + blocks - 1) / blocks, kLongSlice));
   slice = std::min(slice, program.fit(arguments.is_large));
-  if (slice > 64) slice = slice / 64 * 64;
+  if (slice > 64 && !is_small) slice = slice / 64 * 64;
   arguments.slice = std::max<std::size_t>(slice / element, 1);
   // A thread moves 16 bytes at a time: no more threads than there is work for, in whole warps.
   arguments.threads =

@@ -79,6 +79,9 @@ void Channel::set_up(const void* pointer) {
               "cannot create a stream");
   cuda::check(driver_.cuStreamCreate_(&abort_stream_, CU_STREAM_NON_BLOCKING),
               "cannot create a stream");
+  cuda::check(
+      driver_.cuStreamCreateWithPriority_(&resident_stream_, CU_STREAM_NON_BLOCKING, highest),
+      "cannot create a stream");
   cuda::check(driver_.cuEventCreate_(&last_, CU_EVENT_DISABLE_TIMING), "cannot create an event");
   void* host = nullptr;
   cuda::check(driver_.cuMemHostAlloc_(&host, sizeof(Doorbell),
@@ -161,6 +164,11 @@ void Channel::release() noexcept {
   if (context_ == nullptr) return;
   try {
     const Current current(context_);
+    if (resident_stream_ != nullptr) {
+      if (resident_.program != nullptr) dismiss();
+      driver_.cuStreamSynchronize_(resident_stream_);
+      driver_.cuStreamDestroy_(resident_stream_);
+    }
     if (stream_ != nullptr) driver_.cuStreamDestroy_(stream_);
     if (abort_stream_ != nullptr) {
       driver_.cuStreamSynchronize_(abort_stream_);
@@ -224,9 +232,53 @@ Memory Channel::where(const void* pointer) const { return where_in(context_, poi
 
 void Channel::check_stream() {
   const Current current(context_);
-  const CUresult result = driver_.cuStreamQuery_(stream_);
-  if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
-    cuda::check(result, "a kernel failed");
+  for (const CUstream stream : {stream_, resident_stream_}) {
+    const CUresult result = driver_.cuStreamQuery_(stream);
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
+      cuda::check(result, "a kernel failed");
+  }
+}
+
+void Channel::order(std::int64_t in_moved, std::int64_t out_moved) {
+  const std::uint64_t tag = std::uint64_t{++orders_} << 32;
+  const auto in = static_cast<std::uint64_t>(in_moved), out = static_cast<std::uint64_t>(out_moved);
+  const std::uint64_t words[4] = {in & UINT32_MAX, in >> 32, out & UINT32_MAX, out >> 32};
+  // Release: what the program has put into pinned buffers comes before.
+  for (int i = 0; i < 4; ++i)
+    std::atomic_ref(doorbell_->order[i]).store(tag | words[i], std::memory_order_release);
+}
+
+bool Channel::has_left() const {
+  return std::atomic_ref(doorbell_->left).load(std::memory_order_acquire) >= resident_.first;
+}
+
+void Channel::dismiss() {
+  order(kLeave, 0);
+  resident_.program = nullptr;
+}
+
+void Channel::forget() {
+  const bool was_in_vain =
+      std::atomic_ref(doorbell_->left).load(std::memory_order_relaxed) == resident_.first;
+  vain_ = was_in_vain ? vain_ + 1 : 0;
+  resident_.program = nullptr;
+}
+
+/// A program that takes longer between its reductions than kernels linger only has to wait for them
+/// when it synchronises the device: after some in vain, a pause.
+bool Channel::is_worth_lingering() {
+  constexpr int kPatience = 8, kPause = 1000;
+  if (vain_ >= kPatience && ++vain_ < kPause) return false;
+  if (vain_ >= kPause) vain_ = kPatience - 1;
+  return is_default_stream_idle();
+}
+
+/// The driver takes a microsecond for it while a kernel lingers.
+void Channel::look_ahead() { was_idle_ = resident_.program != nullptr && is_default_stream_idle(); }
+
+bool Channel::is_default_stream_idle() const {
+  const Current current(context_);
+  return driver_.cuStreamQuery_(CU_STREAM_LEGACY) == CUDA_SUCCESS;
 }
 
 }  // namespace trib::cuda

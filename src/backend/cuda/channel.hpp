@@ -28,6 +28,7 @@ class Channel final : public trib::DeviceChannel {
   void poison(const std::string& why) noexcept override;
   Memory where(const void* pointer) const override;
   int max_blocks() const override { return max_blocks_; }
+  void look_ahead() override;
   void check() override;
   void drain() override;
 
@@ -42,6 +43,18 @@ class Channel final : public trib::DeviceChannel {
   void set_up(const void* pointer);
   void map(int rank, const void* handle);
   void release() noexcept;
+  /// Tells a kernel that lingers what to do: a call with the caller's buffers so far from where
+  /// they were at its launch, or kLeave.
+  void order(std::int64_t in_moved, std::int64_t out_moved);
+  /// Whether the lingering kernel has ended, or is about to.
+  bool has_left() const;
+  void dismiss();
+  /// The lingering kernel has left by itself.
+  void forget();
+  /// Whether a kernel should linger for the next call like its own.
+  bool is_worth_lingering();
+  /// Whether nothing is under way on the default stream, behind which our launches are ordered.
+  bool is_default_stream_idle() const;
   /// Throws Error if the kernel under way cannot end any more.
   void check_stream();
 
@@ -56,6 +69,18 @@ class Channel final : public trib::DeviceChannel {
   CUdeviceptr counters_ = 0;
   Doorbell* doorbell_ = nullptr;  // the same address for host and device
   std::uint64_t launches_ = 0;
+  /// A kernel that waits for orders after its first call: see TRIB_RESIDENT.
+  struct Resident {
+    const Program* program = nullptr;          // null: there is none
+    std::uint64_t first = 0;                   // the call that it was launched for
+    const void *in = nullptr, *out = nullptr;  // of that call
+  };
+  Resident resident_;
+  std::uint32_t orders_ = 0;  // given so far
+  int vain_ = 0;              // kernels that lingered for nothing, lately
+  bool was_idle_ = false;     // the default stream, when look_ahead() was called for this call
+  // Not ordered behind the default stream, or else a kernel that lingers would hold that up.
+  CUstream resident_stream_ = nullptr;
   // Stream-ordered launches run one after the other, on whatever streams they are enqueued.
   CUevent last_ = nullptr;
   Stream last_stream_ = nullptr;

@@ -100,7 +100,7 @@ class Cuda final : public DeviceBackend {
   }
 
   std::unique_ptr<trib::DeviceChannel> open(Bootstrap& bootstrap, const Config& config,
-                                      const void* pointer, std::string& why) override {
+                                            const void* pointer, std::string& why) override {
     return Channel::open(bootstrap, config, pointer, why);
   }
 

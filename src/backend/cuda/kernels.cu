@@ -27,6 +27,9 @@ namespace {
 __device__ inline void store_release(std::uint32_t* at, std::uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
+__device__ inline void store_release(std::uint64_t* at, std::uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
 __device__ inline void store_relaxed(std::uint32_t* at, std::uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
@@ -222,10 +225,22 @@ class Block {
         thread_(static_cast<int>(threadIdx.x) % width_) {}
 
   __device__ void run() {
-    if (threadIdx.x < kMaxStages) passes_done[threadIdx.x] = 0;
-    __syncthreads();
     // A stream-ordered launch may be a graph's, replayed: its number stands in memory.
     first_run_ = launch_.is_counted ? load_relaxed(&launch_.counters->run) + 1 : launch_.first_run;
+    if constexpr (protocol == Protocol::packet) {
+#pragma unroll 1
+      do {
+        serve();
+      } while (launch_.linger > 0 && is_called_again());
+    } else {
+      serve();
+    }
+  }
+
+ private:
+  __device__ void serve() {
+    if (threadIdx.x < kMaxStages) passes_done[threadIdx.x] = 0;
+    __syncthreads();
     const int passes = passes_of(blockIdx.x);
     const int free_passes = launch_.has_met ? kWindows : 0;
 #pragma unroll 1
@@ -250,7 +265,6 @@ class Block {
     end();
   }
 
- private:
   static constexpr int kElements = kUnitBytes / sizeof(T);
   /// Units that a thread has under way at once, per source.
   static constexpr int kDeep = protocol == Protocol::packet ? 1 : 2;
@@ -355,8 +369,9 @@ class Block {
   // ---------------------------------------------------------------------------------------- moving
 
   __device__ std::byte* address(const Operand& operand) const {
-    return reinterpret_cast<std::byte*>(operand.address +
-                                        (operand.is_inbox ? in_inbox_ : done_ * sizeof(T)));
+    std::uint64_t from = operand.is_inbox ? in_inbox_ : done_ * sizeof(T);
+    if (protocol == Protocol::packet && !operand.is_inbox) from += moved_[operand.is_out];
+    return reinterpret_cast<std::byte*>(operand.address + from);
   }
   /// Elements of the chunk that belong to the pass; none or less: it is too short.
   __device__ int elements_of(const Operand& operand) const {
@@ -497,9 +512,39 @@ class Block {
         if (peer != launch_.rank) store_relaxed(credit(peer, launch_.rank, kMaxBlocks), last);
       return;
     }
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(&launch_.doorbell->done),
-                 "l"(launch_.number)
-                 : "memory");
+    store_release(&launch_.doorbell->done, launch_.number + served_);
+  }
+
+  /// A call is served, and the host may order another one like it, with its buffers elsewhere.
+  /// Waits for that, not for long; false: the kernel is to end.
+  __device__ bool is_called_again() {
+    __shared__ volatile std::int64_t ordered[2];
+    if (threadIdx.x < 32) {
+      // The even lanes look at one distance, the odd ones at the other: a single read over the bus.
+      const std::uint64_t* const order = launch_.doorbell->order + 2 * (threadIdx.x % 2);
+      const std::uint32_t awaited = launch_.order + served_ + 1;
+      const std::uint64_t deadline = nanoseconds() + launch_.linger;
+      uint4 seen;
+      bool is_there;
+      do {
+        seen = load_packet(order);
+        is_there = __all_sync(~0u, seen.y == awaited && seen.w == awaited);
+      } while (!is_there && __all_sync(~0u, nanoseconds() < deadline));
+      // Acquire, for the whole block with the barrier below: what was in the buffers when the host
+      // gave the order must not be hidden by what caches hold of the call before.
+      __threadfence_system();
+      const auto distance = static_cast<std::int64_t>(std::uint64_t{seen.z} << 32 | seen.x);
+      if (threadIdx.x < 2) ordered[threadIdx.x] = is_there ? distance : kLeave;
+      // The kernel's last store: a host that sees it launches another kernel for later calls.
+      if (threadIdx.x == 0 && (!is_there || distance == kLeave))
+        store_release(&launch_.doorbell->left, launch_.number + served_);
+    }
+    __syncthreads();
+    moved_[0] = ordered[0];
+    moved_[1] = ordered[1];
+    ++served_;
+    ++first_run_;
+    return moved_[0] != kLeave;
   }
 
   const Launched& launch_;
@@ -509,6 +554,10 @@ class Block {
   std::uint64_t done_ = 0;      // elements of each chunk before the pass
   std::uint64_t in_inbox_ = 0;  // bytes from an inbox operand's address to the block's window
   std::uint32_t in_flags_ = 0;  // the same of a flag
+  // A kernel that lingers: calls before this one, and where its buffers are, from those of the
+  // first.
+  std::uint32_t served_ = 0;
+  std::int64_t moved_[2] = {};
   bool is_aborted_ = false;
 };
 

@@ -52,6 +52,7 @@ struct alignas(16) Operand {
   std::uint64_t address;
   std::uint32_t length;  // elements
   bool is_inbox;         // otherwise the caller's memory
+  bool is_out;           // the caller's `out`, otherwise `in`
   std::uint8_t rank;     // inbox: as a source, who fills it
 };
 
@@ -84,7 +85,14 @@ struct Doorbell {
   alignas(64) std::uint64_t done;    // by the kernel: number of the last launch that ended
   alignas(64) std::uint32_t failed;  // by the kernel: 1 + the rank that did not come in time
   alignas(64) std::uint32_t abort;   // by either: kernels stop waiting
+  /// By the host, for a kernel that lingers: another call like the last one. Two numbers of 8
+  /// bytes, how far `in` and `out` are from where they were when the kernel was launched, 4 bytes
+  /// to a word, each with the number of the order in its upper half: no word is ever torn.
+  alignas(64) std::uint64_t order[4];
+  alignas(64) std::uint64_t left;  // by a kernel that lingered: the last call that it served
 };
+/// In place of the first distance: the kernel is to end.
+inline constexpr std::int64_t kLeave = INT64_MIN;
 
 /// Words in device memory.
 struct Counters {
@@ -97,6 +105,8 @@ struct Launch {
   Counters* counters;
   std::uint64_t number;      // of this launch, for the doorbell
   std::uint64_t time_limit;  // nanoseconds that a wait may take
+  std::uint64_t linger;      // nanoseconds to wait for orders; packet protocol, one block and pass
+  std::uint32_t order;       // the number of the last order before the launch
   std::uint32_t slice;       // elements of a chunk per pass
   std::uint32_t first_run;   // of this launch, unless is_counted
   std::uint32_t passes;      // of all blocks together

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -108,6 +109,7 @@ void Program::translate(const std::vector<Schedule>& all) {
     Operand& operand = launch_.operand[operands++];
     operand = {};
     operand.is_inbox = unit != nullptr;
+    operand.is_out = unit == nullptr && buffer == Buffer::out;
     if (unit != nullptr) {
       operand.rank = static_cast<std::uint8_t>(unit->writer);
     }
@@ -307,8 +309,6 @@ bool Program::covers_input(const Arguments& arguments) const {
 }
 
 Operation& Program::launch(const Arguments& arguments) {
-  const bool is_packet = !arguments.is_large;
-  const std::size_t element = bytes(arguments.dtype);
   Launch& launch = launch_;
   launch.slice = static_cast<std::uint32_t>(arguments.slice);
   launch.passes =
@@ -317,11 +317,67 @@ Operation& Program::launch(const Arguments& arguments) {
       std::min<std::uint32_t>(static_cast<std::uint32_t>(arguments.blocks), launch.passes);
   launch.first_run = channel_.last_run_ + 1;
   channel_.last_run_ += (launch.passes + blocks - 1) / blocks;
+  launch.number = ++channel_.launches_;
+  stalls_ = 0;
+  is_ordered_ = false;
+  launch.linger = 0;
+  if (!arguments.is_enqueued) {
+    const bool may_linger = arguments.linger > 0 && !arguments.is_large && launch.passes == 1 &&
+                            look_for_repeat(arguments);
+    if (order(arguments, may_linger)) return *this;
+    if (may_linger && channel_.is_worth_lingering())
+      launch.linger = static_cast<std::uint64_t>(arguments.linger) * 1000;
+  }
+  start(arguments);
+  return *this;
+}
+
+/// Whether the call is like the one before, but for its buffers.
+bool Program::look_for_repeat(const Arguments& arguments) {
+  const std::size_t* const begin = arguments.chunk_begin;
+  const std::size_t* const end = begin + arguments.chunks + 1;
+  const bool is_repeated = arguments.op == last_.op && arguments.dtype == last_.dtype &&
+                           std::equal(begin, end, last_.begin.begin(), last_.begin.end());
+  if (!is_repeated) {
+    last_.op = arguments.op;
+    last_.dtype = arguments.dtype;
+    last_.begin.assign(begin, end);
+  }
+  return is_repeated;
+}
+
+/// True: a kernel that lingers was told to serve the call. `may_be`: it is like the call before.
+bool Program::order(const Arguments& arguments, bool may_be) {
+  Channel::Resident& resident = channel_.resident_;
+  if (resident.program == nullptr) return false;
+  if (channel_.has_left()) {
+    channel_.forget();
+    return false;
+  }
+  if (resident.program != this || !may_be || !std::exchange(channel_.was_idle_, false)) {
+    channel_.dismiss();
+    return false;
+  }
+  pending_ = arguments;
+  is_ordered_ = true;
+  const auto moved = [](const void* from, const void* to) {
+    return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to) -
+                                     reinterpret_cast<std::uintptr_t>(from));
+  };
+  channel_.order(moved(resident.in, arguments.in), moved(resident.out, arguments.out));
+  return true;
+}
+
+/// Launches a kernel for the call that launch_ has the numbers of.
+void Program::start(const Arguments& arguments) {
+  const bool is_packet = !arguments.is_large;
+  const std::size_t element = bytes(arguments.dtype);
+  Launch& launch = launch_;
+  const auto blocks =
+      std::min<std::uint32_t>(static_cast<std::uint32_t>(arguments.blocks), launch.passes);
   // `threads` of each stage.
   const int width = std::min(arguments.threads, kMaxThreads / launch.stages / 32 * 32);
   launch.has_met = !arguments.is_enqueued;
-  launch.number = ++channel_.launches_;
-  stalls_ = 0;
 
   const CUfunction function = channel_.kernels_->find(arguments.op, arguments.dtype, is_packet);
   void* parameters[] = {&launch};
@@ -370,6 +426,11 @@ Operation& Program::launch(const Arguments& arguments) {
     if (capture != CU_STREAM_CAPTURE_STATUS_NONE) channel_.is_captured_ = true;
   }
   launch.is_counted = channel_.is_captured_;
+  if (is_aside_) launch.linger = 0;
+  if (launch.linger > 0) {
+    launch.order = channel_.orders_;
+    stream = channel_.resident_stream_;
+  }
   check(channel_.driver_.cuLaunchKernel_(function, blocks, 1, 1,
                                          static_cast<unsigned>(width * launch.stages), 1, 1, 0,
                                          stream, parameters, nullptr),
@@ -383,7 +444,7 @@ Operation& Program::launch(const Arguments& arguments) {
     channel_.last_stream_ = arguments.stream;
     channel_.is_enqueued_ = true;
   }
-  return *this;
+  if (launch.linger > 0) channel_.resident_ = {this, launch.number, arguments.in, arguments.out};
 }
 
 bool Program::advance(int polls) {
@@ -391,6 +452,13 @@ bool Program::advance(int polls) {
   for (int poll = 0;; ++poll) {
     // Acquire: pairs with the kernel's last store; what it wrote to pinned memory comes with it.
     if (done.load(std::memory_order_acquire) == launch_.number) break;
+    if (is_ordered_ && poll % 64 == 63 && channel_.has_left()) {
+      // It left before it saw the order, or after it had served the call.
+      is_ordered_ = false;
+      channel_.forget();
+      if (done.load(std::memory_order_acquire) == launch_.number) break;
+      start(pending_);
+    }
     if (poll >= polls) {
       if (++stalls_ % 4096 == 0) channel_.check_stream();
       return false;

@@ -22,6 +22,9 @@ class Program final : public trib::Program, public Operation {
  private:
   void translate(const std::vector<Schedule>& all);
   bool covers_input(const Arguments& arguments) const;
+  bool look_for_repeat(const Arguments& arguments);
+  bool order(const Arguments& arguments, bool may_be);
+  void start(const Arguments& arguments);
 
   Channel& channel_;
   FlaggedLaunch launch_{};
@@ -38,6 +41,14 @@ class Program final : public trib::Program, public Operation {
   CUdeviceptr aside_ = 0;
   std::size_t aside_bytes_ = 0;
   bool is_aside_ = false;  // in this call
+  /// The last call that a lingering kernel might have served, or one like it.
+  struct {
+    Op op{};
+    Dtype dtype{};
+    std::vector<std::size_t> begin;
+  } last_;
+  Arguments pending_;        // what a lingering kernel was told to serve, ...
+  bool is_ordered_ = false;  // ... in this call
   mutable std::uint64_t looks_ = 0;
   std::uint32_t stalls_ = 0;
 };

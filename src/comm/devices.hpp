@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Which way a call goes whose buffers may be on a device. Ranks show each other cards when they
+// meet before the call; all read the same cards, so all come to the same answer, and nobody waits
+// on a device for a rank that has not posted the call.
+#pragma once
+
+#include <memory>
+
+#include "backend/backend.hpp"
+#include "comm/plans.hpp"
+
+namespace trib {
+
+constexpr bool is_beyond_host(Memory memory) {
+  return memory == Memory::device || memory == Memory::distant;
+}
+
+/// A call of this process that may wait on a device, from before its meeting to its end. Two
+/// kernels of one process that wait for peers could wait for each other, since their order may
+/// differ between the GPUs: of calls that are under way at once all but the first go through host
+/// memory.
+class DeviceCall {
+ public:
+  DeviceCall() = default;
+  ~DeviceCall() { end(); }
+  DeviceCall(const DeviceCall&) = delete;
+  DeviceCall& operator=(const DeviceCall&) = delete;
+
+  void begin();
+  void end();
+  bool is_first() const { return is_first_; }
+
+ private:
+  bool is_under_way_ = false, is_first_ = false;
+};
+
+/// A communicator's use of devices.
+struct Devices {
+  DeviceBackend* backend = nullptr;  ///< null: none, or switched off
+  bool are_in_use = false;           ///< by this process
+  bool are_refused = false;          ///< the ranks' devices cannot work together
+  std::unique_ptr<DeviceChannel> channel;
+
+  /// Where a buffer of such elements is, as far as kernels are concerned.
+  Memory where(const void* pointer, Dtype dtype) const;
+  /// What to show the peers.
+  Card card(const Request& request, const DeviceCall& call) const;
+  /// Whether kernels could serve it, wherever its buffers are. `elements`: of the vector.
+  bool can_serve(const Request& request, std::uint64_t elements) const;
+  /// What the cards of a meeting on `met` come to.
+  Route route(const HostChannel& met, int size, const Request& request,
+              std::uint64_t elements) const;
+};
+
+}  // namespace trib

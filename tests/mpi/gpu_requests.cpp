@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Nonblocking and persistent reductions of GPU buffers: in flight together, started and waited for
+// in orders that differ between the ranks, blocking ones in between, and posted while peers are
+// far away and the device is synchronised.
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "check.hpp"
+#include "gpu.hpp"
+
+namespace {
+
+int rank, size;
+
+enum class Kind { allreduce, reduce, reduce_scatter_block };
+
+float value(int r, int i, int salt) {
+  return static_cast<float>((i * 7 + r * 13 + salt * 5) % 101);
+}
+
+/// A reduction and its buffers. `where`: 0 GPU, 1 GPU in place, 2 pinned, 3 plain on odd ranks.
+struct Part {
+  Kind kind;
+  int count, root, where, salt = 0;
+  void *in_memory = nullptr, *out_memory = nullptr;
+  bool is_in_place = false, is_pinned = false, is_plain = false;
+  std::vector<float> plain_in, plain_out;
+  float *in = nullptr, *out = nullptr;
+  MPI_Request request = MPI_REQUEST_NULL;
+
+  Part(Kind its_kind, int its_count, int its_root, int its_where)
+      : kind(its_kind), count(its_count), root(its_root), where(its_where) {
+    is_plain = where == 3 && rank % 2 == 1;
+    is_pinned = where == 2;
+    is_in_place = where == 1 && kind == Kind::allreduce;
+    const std::size_t bytes = static_cast<std::size_t>(in_count()) * 4 + 64;
+    if (is_plain) {
+      plain_in.resize(bytes / 4);
+      plain_out.resize(bytes / 4);
+      in = plain_in.data();
+      out = plain_out.data();
+    } else {
+      in_memory = is_pinned ? Gpu::get().allocate_pinned(bytes) : Gpu::get().allocate(bytes);
+      out_memory = is_pinned ? Gpu::get().allocate_pinned(bytes) : Gpu::get().allocate(bytes);
+      in = static_cast<float*>(in_memory) + count % 4;
+      out = is_in_place ? in : static_cast<float*>(out_memory) + count % 3;
+    }
+  }
+  ~Part() {
+    for (void* memory : {in_memory, out_memory})
+      if (memory) is_pinned ? Gpu::get().free_pinned(memory) : Gpu::get().free(memory);
+  }
+  Part(const Part&) = delete;
+  Part& operator=(const Part&) = delete;
+
+  int in_count() const { return kind == Kind::reduce_scatter_block ? count * size : count; }
+  const void* send() const { return is_in_place ? MPI_IN_PLACE : static_cast<void*>(in); }
+
+  void fill(int its_salt) {
+    salt = its_salt;
+    std::vector<float> host(static_cast<std::size_t>(in_count()));
+    for (std::size_t i = 0; i < host.size(); ++i) host[i] = value(rank, static_cast<int>(i), salt);
+    if (is_plain)
+      std::copy(host.begin(), host.end(), in);
+    else
+      Gpu::get().copy(in, host.data(), host.size() * 4);
+  }
+  void post() {
+    const int status =
+        kind == Kind::allreduce
+            ? MPI_Iallreduce(send(), out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request)
+        : kind == Kind::reduce
+            ? MPI_Ireduce(in, out, count, MPI_FLOAT, MPI_SUM, root, MPI_COMM_WORLD, &request)
+            : MPI_Ireduce_scatter_block(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
+                                        &request);
+    CHECK(status == MPI_SUCCESS, "");
+  }
+  void block() {
+    const int status =
+        kind == Kind::allreduce
+            ? MPI_Allreduce(send(), out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD)
+        : kind == Kind::reduce
+            ? MPI_Reduce(in, out, count, MPI_FLOAT, MPI_SUM, root, MPI_COMM_WORLD)
+            : MPI_Reduce_scatter_block(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    CHECK(status == MPI_SUCCESS, "");
+  }
+#if MPI_VERSION >= 4
+  void prepare() {
+    const int status = kind == Kind::allreduce
+                           ? MPI_Allreduce_init(send(), out, count, MPI_FLOAT, MPI_SUM,
+                                                MPI_COMM_WORLD, MPI_INFO_NULL, &request)
+                       : kind == Kind::reduce
+                           ? MPI_Reduce_init(in, out, count, MPI_FLOAT, MPI_SUM, root,
+                                             MPI_COMM_WORLD, MPI_INFO_NULL, &request)
+                           : MPI_Reduce_scatter_block_init(in, out, count, MPI_FLOAT, MPI_SUM,
+                                                           MPI_COMM_WORLD, MPI_INFO_NULL, &request);
+    CHECK(status == MPI_SUCCESS, "");
+  }
+#endif
+  void check(const char* what) const {
+    if (kind == Kind::reduce && rank != root) return;
+    std::vector<float> host(static_cast<std::size_t>(count));
+    if (is_plain)
+      std::copy(out, out + count, host.begin());
+    else
+      Gpu::get().copy(host.data(), out, host.size() * 4);
+    const int first = kind == Kind::reduce_scatter_block ? rank * count : 0;
+    for (int i = 0; i < count; ++i) {
+      float expected = 0;
+      for (int r = 0; r < size; ++r) expected += value(r, first + i, salt);
+      CHECK(host[static_cast<std::size_t>(i)] == expected,
+            "%s, kind %d, memory %d, salt %d, element %d of %d: %g, not %g", what,
+            static_cast<int>(kind), where, salt, i, count,
+            static_cast<double>(host[static_cast<std::size_t>(i)]), static_cast<double>(expected));
+    }
+  }
+};
+
+using Parts = std::vector<std::unique_ptr<Part>>;
+
+Parts some(int count, unsigned seed) {
+  std::mt19937 same(seed);
+  Parts parts;
+  for (int i = 0; i < count; ++i) {
+    constexpr int kCounts[] = {1, 3, 250, 1024, 2000, 5000, 40000, 300000};
+    const Kind kind = static_cast<Kind>(same() % 3);
+    const int elements = kCounts[same() % 8];
+    const int root = static_cast<int>(same() % static_cast<unsigned>(size));
+    constexpr int kPlaces[] = {0, 0, 0, 0, 1, 1, 2, 3};
+    parts.push_back(std::make_unique<Part>(kind, elements, root, kPlaces[same() % 8]));
+  }
+  return parts;
+}
+
+std::vector<std::size_t> own_order(std::size_t count, int salt) {
+  std::vector<std::size_t> order(count);
+  for (std::size_t i = 0; i < count; ++i) order[i] = i;
+  std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(salt * 100 + rank)));
+  return order;
+}
+
+void nonblocking() {
+  for (int round = 0; round < 12; ++round) {
+    const Parts parts = some(round % 3 == 0 ? 60 : 5, static_cast<unsigned>(round));
+    const Parts blocking = some(4, static_cast<unsigned>(round) + 1000);
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      parts[i]->fill(round * 100 + static_cast<int>(i));
+    for (const auto& part : blocking) part->fill(round);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      parts[i]->post();
+      if (i % 16 == 3) {
+        blocking[i / 16]->block();
+        blocking[i / 16]->check("blocking, between posts");
+      }
+    }
+    for (const std::size_t i : own_order(parts.size(), round)) {
+      int flag = 0;
+      if (i % 3 == 0)
+        while (!flag) MPI_Test(&parts[i]->request, &flag, MPI_STATUS_IGNORE);
+      else
+        MPI_Wait(&parts[i]->request, MPI_STATUS_IGNORE);
+      parts[i]->check("nonblocking");
+    }
+  }
+}
+
+/// Rank by rank, with the device synchronised in between: a kernel must not wait on the device for
+/// a rank that has not posted.
+template <class Post>
+void far_apart(Post&& post) {
+  int token = 0;
+  if (rank > 0) MPI_Recv(&token, 1, MPI_INT, rank - 1, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  post();
+  CHECK(Gpu::get().call("cuCtxSynchronize") == 0, "");
+  if (rank + 1 < size) MPI_Send(&token, 1, MPI_INT, rank + 1, 5, MPI_COMM_WORLD);
+}
+
+void late_peers() {
+  for (int round = 0; round < 5; ++round) {
+    const Parts parts = some(6, static_cast<unsigned>(round) + 50);
+    for (const auto& part : parts) part->fill(round);
+    far_apart([&] {
+      for (const auto& part : parts) part->post();
+    });
+    for (const auto& part : parts) {
+      MPI_Wait(&part->request, MPI_STATUS_IGNORE);
+      part->check("nonblocking, far apart");
+    }
+  }
+}
+
+#if MPI_VERSION >= 4
+void persistent() {
+  const Parts parts = some(14, 7);
+  for (const auto& part : parts) part->prepare();
+  for (int round = 0; round < 40; ++round) {
+    for (std::size_t i = 0; i < parts.size(); ++i) parts[i]->fill(round * 50 + static_cast<int>(i));
+    const auto start = [&] {
+      for (const std::size_t i : own_order(parts.size(), round)) MPI_Start(&parts[i]->request);
+    };
+    if (round % 8 == 7)
+      far_apart(start);
+    else
+      start();
+    for (const std::size_t i : own_order(parts.size(), round + 77)) {
+      MPI_Wait(&parts[i]->request, MPI_STATUS_IGNORE);
+      parts[i]->check("persistent");
+    }
+  }
+  // One after the other, as programs do.
+  for (int round = 0; round < 300; ++round) {
+    for (const auto& part : parts) {
+      if (part->count > 5000) continue;
+      for (int again = 0; again < 3; ++again) {
+        part->fill(round + again);
+        MPI_Start(&part->request);
+        MPI_Wait(&part->request, MPI_STATUS_IGNORE);
+        part->check("persistent, one by one");
+      }
+    }
+  }
+  for (const auto& part : parts) MPI_Request_free(&part->request);
+}
+#endif
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  rank = world_rank();
+  size = world_size();
+  skip_without_gpu();
+  {
+    Part first(Kind::allreduce, 100, 0, 0);  // from some call on all ranks know of the GPUs
+    for (int i = 0; i < 200; ++i) {
+      first.fill(i);
+      first.block();
+      first.check("blocking");
+    }
+  }
+  nonblocking();
+  late_peers();
+#if MPI_VERSION >= 4
+  persistent();
+#endif
+  if (rank == 0) std::printf("requests checked\n");
+  MPI_Finalize();
+}

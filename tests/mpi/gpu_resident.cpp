@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// TRIB_RESIDENT: small reductions one after the other, served by a kernel that waits for the next
+// one. Pauses of about as long as it waits, other calls in between, buffers that move, values that
+// arrive on the default stream: whoever serves a call, its result has to be right.
+#include <chrono>
+#include <random>
+#include <vector>
+
+#include "check.hpp"
+#include "gpu.hpp"
+
+namespace {
+
+int rank, size;
+
+float value(int r, int i, int round) {
+  return static_cast<float>((i * 7 + r * 13 + round * 5) % 101);
+}
+
+void pause(double microseconds) {
+  const auto end =
+      std::chrono::steady_clock::now() + std::chrono::duration<double, std::micro>(microseconds);
+  while (std::chrono::steady_clock::now() < end) {
+  }
+}
+
+/// `linger`: microseconds, as the setting says.
+void mixture(int rounds, double linger) {
+  Gpu& gpu = Gpu::get();
+  constexpr int kMost = 3000, kBuffers = 4;
+  float* in[kBuffers];
+  float* out[kBuffers];
+  for (int i = 0; i < kBuffers; ++i) {
+    in[i] = static_cast<float*>(gpu.allocate(kMost * 4 + 64)) + i;
+    out[i] = static_cast<float*>(gpu.allocate(kMost * 4 + 64)) + 2 * i;
+  }
+  std::vector<float> host(kMost);
+  std::mt19937 same(1);                                   // the same on all ranks
+  std::mt19937 own(static_cast<unsigned>(rank) * 7 + 3);  // pauses
+  int count = 1, root = 0, which = 0;
+  for (int round = 0; round < rounds; ++round) {
+    if (same() % 30 == 0) {
+      constexpr int kCounts[] = {1, 2, 3, 255, 256, 1000, 2048, kMost};
+      count = kCounts[same() % 8];
+      root = static_cast<int>(same() % static_cast<unsigned>(size));
+    }
+    if (same() % 7 == 0) which = static_cast<int>(same() % kBuffers);
+    const unsigned kind = same() % 40;
+    const bool is_uniform = same() % 5 == 0, is_in_place = same() % 4 == 0;
+    float* const from = in[which];
+    float* const to = is_in_place ? from : out[which];
+    if (is_uniform) {  // on its way while the reduction is called
+      const float all = value(rank, 0, round);
+      unsigned bits;
+      std::memcpy(&bits, &all, 4);
+      CHECK(gpu.call("cuMemsetD32Async", reinterpret_cast<unsigned long long>(from), bits,
+                     static_cast<std::size_t>(count), static_cast<void*>(nullptr)) == 0,
+            "");
+    } else {
+      for (int i = 0; i < count; ++i) host[static_cast<std::size_t>(i)] = value(rank, i, round);
+      gpu.copy(from, host.data(), static_cast<std::size_t>(count) * 4);
+    }
+    switch (own() % 8) {
+      case 0:
+        pause(linger * (0.8 + 0.05 * (own() % 10)));
+        break;  // just when it leaves
+      case 1:
+        pause(own() % 3);
+        break;
+      case 2:
+        if (own() % 10 == 0) pause(5 * linger);
+        break;
+      default:
+        break;
+    }
+    bool has_result = true;
+    if (kind < 3) {
+      has_result = rank == root;
+      CHECK(MPI_Reduce(is_in_place && has_result ? MPI_IN_PLACE : from, to, count, MPI_FLOAT,
+                       MPI_SUM, root, MPI_COMM_WORLD) == MPI_SUCCESS,
+            "");
+    } else {
+      CHECK(MPI_Allreduce(is_in_place ? MPI_IN_PLACE : from, to, count, MPI_FLOAT, MPI_SUM,
+                          MPI_COMM_WORLD) == MPI_SUCCESS,
+            "");
+    }
+    CHECK(was_served(MPI_COMM_WORLD), "round %d: left to the MPI", round);
+    if (!has_result) continue;
+    gpu.copy(host.data(), to, static_cast<std::size_t>(count) * 4);
+    for (int i = 0; i < count; ++i) {
+      float expected = 0;
+      for (int r = 0; r < size; ++r) expected += value(r, is_uniform ? 0 : i, round);
+      CHECK(host[static_cast<std::size_t>(i)] == expected,
+            "round %d, element %d of %d, buffer %d, kind %u, uniform %d, in place %d: %g, not %g",
+            round, i, count, which, kind, is_uniform, is_in_place,
+            static_cast<double>(host[static_cast<std::size_t>(i)]), static_cast<double>(expected));
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  rank = world_rank();
+  size = world_size();
+  skip_without_gpu();
+  const char* const linger = std::getenv("TRIB_RESIDENT");
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 20000;
+  if (size > 1) mixture(rounds, linger ? std::atof(linger) : 20);
+  if (rank == 0) std::printf("%d calls checked\n", size > 1 ? rounds : 0);
+  MPI_Finalize();
+}
