@@ -510,7 +510,7 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   std::string why;
   try {
     host_backend();
-    if (config.device != Config::Device::off) devices_.backend = device_backend();
+    devices_.backend = device_backend();
     devices_.are_in_use = devices_.backend != nullptr && devices_.backend->is_in_use();
     mine.uses_device = devices_.are_in_use;
     mine.is_ready = true;
@@ -525,6 +525,7 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   bootstrap_->exchange(&mine, all.data(), sizeof mine);
 
   group_.config = adopt(config, all[0].config);
+  devices_.are_refused = group_.config.device == Config::Device::off;
   for (const std::string& line : differences(config, all[0].config))
     log_once(Config::Log::warn, line + ": rank 0's value is used");
   cpu_set_t cores;

@@ -36,9 +36,9 @@ class DeviceCall {
 
 /// A communicator's use of devices.
 struct Devices {
-  DeviceBackend* backend = nullptr;  ///< null: none, or switched off
+  DeviceBackend* backend = nullptr;  ///< null: none
   bool are_in_use = false;           ///< by this process
-  bool are_refused = false;          ///< the ranks' devices cannot work together
+  bool are_refused = false;          ///< switched off, or the ranks' devices cannot work together
   std::unique_ptr<DeviceChannel> channel;
 
   /// Where a buffer of such elements is, as far as kernels are concerned.
