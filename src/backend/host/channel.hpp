@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "backend/backend.hpp"
-#include "backend/host/segment.hpp"
+#include "backend/segment.hpp"
 
 namespace trib::host {
 

@@ -2,7 +2,7 @@
 // How a segment comes about: rank 0 creates a file without a name, the others open it through
 // /proc, every rank allocates its own region. Where /proc/PID/fd is closed to us, a file in
 // /dev/shm under a random name takes its place; it is unlinked as soon as all have opened it.
-#include "backend/host/segment.hpp"
+#include "backend/segment.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -19,7 +19,7 @@
 #include <mutex>
 #include <vector>
 
-namespace trib::host {
+namespace trib {
 namespace {
 
 using Nonce = std::array<std::uint64_t, 2>;
@@ -211,4 +211,4 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
   return std::unique_ptr<Segment>(new Segment(std::move(mapping), bytes_per_rank));
 }
 
-}  // namespace trib::host
+}  // namespace trib

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Shared memory of the ranks of one node: one mapping with a region per rank. channel.hpp says what
-// lies in it.
+// Shared memory of the ranks of one node: one mapping with a region per rank. host/channel.hpp says
+// what lies in it for the host backend.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 #include "base/bootstrap.hpp"
 #include "base/config.hpp"
 
-namespace trib::host {
+namespace trib {
 
 /// Bytes of shared memory that a rank may allocate over all its segments.
 inline constexpr std::size_t kSegmentBudget = 64u << 20;
@@ -40,4 +40,4 @@ class Segment {
   std::size_t bytes_per_rank_ = 0;
 };
 
-}  // namespace trib::host
+}  // namespace trib
