@@ -196,6 +196,8 @@ const std::vector<Setting>& settings() {
       seconds("TRIB_TIMEOUT", &Config::timeout, true, "how long a rank waits for a peer before it reports an error"),
       size_in_bytes("TRIB_SLICE", &Config::slice, true, "scratch per chunk and pass"),
       choice("TRIB_DEVICE", &Config::device, {"auto", "off"}, true, "off: buffers on a GPU go through host memory"),
+      choice("TRIB_P2P", &Config::peer_access, {"auto", "off"}, true,
+             "off: kernels reach other GPUs through pinned host memory, as they do anyway where GPUs cannot map each other's memory"),
       choice("TRIB_PROTOCOL", &Config::protocol, {"auto", "packet", "simple"}, true,
              "how GPUs tell each other that data is there: packet: in every 8 bytes; simple: by a flag that follows"),
       number("TRIB_BLOCKS", &Config::blocks, 132, true, "blocks of a GPU kernel that serves a large message"),

@@ -19,15 +19,14 @@ namespace trib::cuda {
 namespace {
 
 struct Hello {
-  bool is_ready;
   int pid;
-  int blocks;
-  CUuuid device;
   CUcontext context;
   CUdeviceptr inbox;
   CUipcMemHandle handle;
-  char why[160];
 };
+
+/// Blocks of a kernel that works through host memory: the bus is slow, and pinned memory dear.
+constexpr int kHostBlocks = 16;
 
 /// All ranks' answers, or an explanation of the first that is no.
 bool all_agree(Bootstrap& bootstrap, const std::string& trouble, std::string& why) {
@@ -90,9 +89,6 @@ void Channel::set_up(const void* pointer) {
   doorbell_ = new (host) Doorbell{};
   cuda::check(driver_.cuMemAlloc_(&counters_, sizeof(Counters)), "cannot allocate");
   cuda::check(driver_.cuMemsetD8_(counters_, 0, sizeof(Counters)), "cannot clear memory");
-  CUdeviceptr& inbox = peers_[static_cast<std::size_t>(rank_)].inbox;
-  cuda::check(driver_.cuMemAlloc_(&inbox, kInboxBytes), "cannot allocate an inbox of 66 MiB");
-  cuda::check(driver_.cuMemsetD8_(inbox, 0, kInboxBytes), "cannot clear memory");
   cuda::check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
 }
 
@@ -113,10 +109,68 @@ void Channel::map(int rank, const void* hello_of_peer) {
   peer.is_mapped = true;
 }
 
+bool Channel::open_direct(std::string& why) {
+  CUdeviceptr& inbox = peers_[static_cast<std::size_t>(rank_)].inbox;
+  Hello mine{};
+  std::string trouble;
+  try {
+    const Current current(context_);
+    const std::size_t bytes = inbox_bytes(max_blocks_);
+    cuda::check(driver_.cuMemAlloc_(&inbox, bytes), "cannot allocate an inbox of 66 MiB");
+    cuda::check(driver_.cuMemsetD8_(inbox, 0, bytes), "cannot clear memory");
+    cuda::check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
+    mine = {::getpid(), context_, inbox, {}};
+    cuda::check(driver_.cuIpcGetMemHandle_(&mine.handle, inbox), "cannot share memory");
+  } catch (const std::exception& error) {
+    trouble = error.what();
+  }
+  bool is_open = all_agree(bootstrap_, trouble, why);
+  if (is_open) {
+    std::vector<Hello> all(static_cast<std::size_t>(size_));
+    bootstrap_.exchange(&mine, all.data(), sizeof mine);
+    try {
+      for (int rank = 0; rank < size_; ++rank)
+        if (rank != rank_) map(rank, &all[static_cast<std::size_t>(rank)]);
+    } catch (const std::exception& error) {
+      trouble = error.what();
+    }
+    is_open = all_agree(bootstrap_, trouble, why);
+  }
+  if (!is_open) release_inboxes();
+  return is_open;
+}
+
+bool Channel::open_on_host(const Config& config, std::string& why) {
+  max_blocks_ = std::min(max_blocks_, kHostBlocks);
+  segment_ = Segment::open(bootstrap_, inbox_bytes(max_blocks_), config.segment, why);
+  if (!segment_) return false;
+  std::string trouble;
+  try {
+    const Current current(context_);
+    const CUresult result = driver_.cuMemHostRegister_(
+        segment_->of(0), segment_->bytes_per_rank() * static_cast<std::size_t>(size_),
+        CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+    is_registered_ = result == CUDA_SUCCESS;
+    if (result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)  // by a thread of this process
+      cuda::check(result, "cannot pin shared memory");
+    for (int rank = 0; rank < size_; ++rank)
+      cuda::check(driver_.cuMemHostGetDevicePointer_(&peers_[static_cast<std::size_t>(rank)].inbox,
+                                                     segment_->of(rank), 0),
+                  "cannot map shared memory");
+  } catch (const std::exception& error) {
+    trouble = error.what();
+  }
+  return all_agree(bootstrap_, trouble, why);
+}
+
 std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& config,
                                        const void* pointer, std::string& why) {
+  struct Introduction {
+    CUuuid device;
+    int blocks;
+  };
   std::unique_ptr<Channel> channel;
-  Hello mine{};
+  Introduction mine{};
   std::string trouble;
   try {
     if (driver() == nullptr) throw Error(Code::device, "the CUDA driver is not loaded");
@@ -124,35 +178,31 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
       throw Error(Code::device, "more than " + std::to_string(kMaxRanks) + " ranks");
     channel.reset(new Channel(bootstrap, config));
     channel->set_up(pointer);
-    const Current current(channel->context_);
-    mine.inbox = channel->peers_[static_cast<std::size_t>(channel->rank_)].inbox;
-    mine.context = channel->context_;
     mine.blocks = channel->max_blocks_;
-    mine.pid = ::getpid();
     cuda::check(channel->driver_.cuDeviceGetUuid_(&mine.device, channel->device_), "no device id");
-    cuda::check(channel->driver_.cuIpcGetMemHandle_(&mine.handle, mine.inbox),
-                "cannot share memory");
-    mine.is_ready = true;
   } catch (const std::exception& error) {
     trouble = error.what();
   }
   if (!all_agree(bootstrap, trouble, why)) return nullptr;
-  std::vector<Hello> all(static_cast<std::size_t>(bootstrap.size()));
+  std::vector<Introduction> all(static_cast<std::size_t>(bootstrap.size()));
   bootstrap.exchange(&mine, all.data(), sizeof mine);
-  try {
-    for (int rank = 0; rank < channel->size_; ++rank) {
-      channel->max_blocks_ =
-          std::min(channel->max_blocks_, all[static_cast<std::size_t>(rank)].blocks);
-      if (rank == channel->rank_) continue;
-      if (std::memcmp(&all[static_cast<std::size_t>(rank)].device, &mine.device,
-                      sizeof mine.device) == 0)
-        throw Error(Code::device, "shares its GPU with rank " + std::to_string(rank));
-      channel->map(rank, &all[static_cast<std::size_t>(rank)]);
+  for (int rank = 0; rank < channel->size_; ++rank) {
+    const Introduction& other = all[static_cast<std::size_t>(rank)];
+    channel->max_blocks_ = std::min(channel->max_blocks_, other.blocks);
+    for (int before = 0; before < rank; ++before) {
+      if (std::memcmp(&other.device, &all[static_cast<std::size_t>(before)].device,
+                      sizeof mine.device) != 0)
+        continue;
+      why = "ranks " + std::to_string(before) + " and " + std::to_string(rank) + " share a GPU";
+      return nullptr;
     }
-  } catch (const std::exception& error) {
-    trouble = error.what();
   }
-  if (!all_agree(bootstrap, trouble, why)) return nullptr;
+  if (config.peer_access == Config::PeerAccess::automatic) {
+    if (channel->open_direct(why)) return channel;
+    if (channel->rank_ == 0)
+      log_once(Config::Log::info, "GPUs reach each other through host memory: " + why);
+  }
+  if (!channel->open_on_host(config, why)) return nullptr;
   return channel;
 }
 
@@ -175,16 +225,25 @@ void Channel::release() noexcept {
       driver_.cuStreamDestroy_(abort_stream_);
     }
     if (last_ != nullptr) driver_.cuEventDestroy_(last_);
-    for (const Peer& peer : peers_)
-      if (peer.is_mapped) driver_.cuIpcCloseMemHandle_(peer.inbox);
-    const CUdeviceptr own = peers_[static_cast<std::size_t>(rank_)].inbox;
-    if (own != 0) driver_.cuMemFree_(own);
+    release_inboxes();
     if (counters_ != 0) driver_.cuMemFree_(counters_);
     if (doorbell_ != nullptr) driver_.cuMemFreeHost_(doorbell_);
   } catch (const Error&) {
     // The context is gone, and all of this with it.
   }
   context_ = nullptr;
+}
+
+void Channel::release_inboxes() {
+  const Current current(context_);
+  if (is_registered_) driver_.cuMemHostUnregister_(segment_->of(0));
+  is_registered_ = false;
+  for (Peer& peer : peers_) {
+    if (peer.is_mapped) driver_.cuIpcCloseMemHandle_(peer.inbox);
+    const bool is_own = &peer == &peers_[static_cast<std::size_t>(rank_)];
+    if (is_own && !segment_ && peer.inbox != 0) driver_.cuMemFree_(peer.inbox);
+    peer = {};
+  }
 }
 
 std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all) {

@@ -11,6 +11,7 @@
 #include "backend/cuda/driver.hpp"
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/launch.hpp"
+#include "backend/segment.hpp"
 
 namespace trib::cuda {
 
@@ -41,7 +42,12 @@ class Channel final : public trib::DeviceChannel {
 
   Channel(Bootstrap& bootstrap, const Config& config);
   void set_up(const void* pointer);
+  /// Collective: inboxes in the GPUs' own memory, or else in pinned host memory. False (on all
+  /// ranks alike): `why` says what was missing.
+  bool open_direct(std::string& why);
+  bool open_on_host(const Config& config, std::string& why);
   void map(int rank, const void* handle);
+  void release_inboxes();
   void release() noexcept;
   /// Tells a kernel that lingers what to do: a call with the caller's buffers so far from where
   /// they were at its launch, or kLeave.
@@ -66,6 +72,8 @@ class Channel final : public trib::DeviceChannel {
   const Kernels* kernels_ = nullptr;
   CUstream stream_ = nullptr, abort_stream_ = nullptr;
   std::vector<Peer> peers_;
+  std::unique_ptr<Segment> segment_;  // the inboxes, where they are in host memory, ...
+  bool is_registered_ = false;        // ... pinned by this rank
   CUdeviceptr counters_ = 0;
   Doorbell* doorbell_ = nullptr;  // the same address for host and device
   std::uint64_t launches_ = 0;

@@ -70,8 +70,8 @@ class Cuda final : public DeviceBackend {
     for (const auto& [name, number] : models)
       names += (names.empty() ? "" : ", ") + std::to_string(number) + " x " + name;
     return text + names + links(*driver, count) +
-           "; GPU, managed and pinned memory through peers' inboxes (IPC handles), anything else "
-           "staged through pinned memory";
+           "; GPU, managed and pinned memory through peers' inboxes (IPC handles, or pinned shared "
+           "memory), anything else staged through pinned memory";
   }
 
   bool is_in_use() const override {

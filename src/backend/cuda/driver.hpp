@@ -45,6 +45,9 @@ namespace trib::cuda {
   X(cuMemFree)                   \
   X(cuMemFreeHost)               \
   X(cuMemHostAlloc)              \
+  X(cuMemHostGetDevicePointer)   \
+  X(cuMemHostRegister)           \
+  X(cuMemHostUnregister)         \
   X(cuMemcpy)                    \
   X(cuMemcpyAsync)               \
   X(cuMemsetD8)                  \

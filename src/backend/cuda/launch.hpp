@@ -45,7 +45,9 @@ inline constexpr std::size_t kFlagBytes = sizeof(std::uint32_t) * kMaxBlocks * k
 inline constexpr std::size_t kCreditBytes = sizeof(std::uint32_t) * (kMaxBlocks + 1) * kMaxRanks;
 inline constexpr std::size_t kAbortAt = kFlagBytes + kCreditBytes;  // a word: a peer gave up
 inline constexpr std::size_t kPayloadAt = (kAbortAt + 4096) / 4096 * 4096;
-inline constexpr std::size_t kInboxBytes = kPayloadAt + kMaxBlocks * kWindows * kWindowBytes;
+constexpr std::size_t inbox_bytes(int blocks) {
+  return kPayloadAt + static_cast<std::size_t>(blocks) * kWindows * kWindowBytes;
+}
 
 /// Where a chunk is: at `address`, of the first pass of the first block in the first window.
 struct alignas(16) Operand {
