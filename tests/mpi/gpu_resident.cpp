@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // TRIB_RESIDENT: small reductions one after the other, served by a kernel that waits for the next
-// one. Pauses of about as long as it waits, other calls in between, buffers that move, values that
-// arrive on the default stream: whoever serves a call, its result has to be right.
+// one; with "large", others in between, too. Pauses of about as long as it waits, other calls in
+// between, buffers that move, values that arrive on the default stream: whoever serves a call, its
+// result has to be right.
 #include <chrono>
 #include <random>
 #include <vector>
@@ -25,9 +26,9 @@ void pause(double microseconds) {
 }
 
 /// `linger`: microseconds, as the setting says.
-void mixture(int rounds, double linger) {
+void mixture(int rounds, double linger, bool has_large) {
   Gpu& gpu = Gpu::get();
-  constexpr int kMost = 3000, kBuffers = 4;
+  constexpr int kMost = 200000, kBuffers = 4;
   float* in[kBuffers];
   float* out[kBuffers];
   for (int i = 0; i < kBuffers; ++i) {
@@ -40,8 +41,8 @@ void mixture(int rounds, double linger) {
   int count = 1, root = 0, which = 0;
   for (int round = 0; round < rounds; ++round) {
     if (same() % 30 == 0) {
-      constexpr int kCounts[] = {1, 2, 3, 255, 256, 1000, 2048, kMost};
-      count = kCounts[same() % 8];
+      constexpr int kCounts[] = {1, 2, 3, 255, 256, 1000, 2048, 3000, 20000, 50000, kMost};
+      count = kCounts[same() % (has_large ? 11 : 8)];
       root = static_cast<int>(same() % static_cast<unsigned>(size));
     }
     if (same() % 7 == 0) which = static_cast<int>(same() % kBuffers);
@@ -107,7 +108,7 @@ int main(int argc, char** argv) {
   skip_without_gpu();
   const char* const linger = std::getenv("TRIB_RESIDENT");
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 20000;
-  if (size > 1) mixture(rounds, linger ? std::atof(linger) : 20);
+  if (size > 1) mixture(rounds, linger ? std::atof(linger) : 20, argc > 2);
   if (rank == 0) std::printf("%d calls checked\n", size > 1 ? rounds : 0);
   MPI_Finalize();
 }

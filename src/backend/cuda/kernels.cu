@@ -179,6 +179,17 @@ __device__ __noinline__ void store_elements(std::byte* at, uint4 vector, int ele
     if (i < elements) reinterpret_cast<T*>(at)[i] = raw.element[i];
 }
 
+/// Before every wait and signal, if built with TRIB_DISTURB: sometimes lets others go ahead. For
+/// tests: orders that are rare otherwise must be right, too.
+__device__ inline void disturb() {
+#if TRIB_DISTURB
+  std::uint64_t random =
+      (nanoseconds() ^ threadIdx.x * 2654435761u ^ blockIdx.x << 20) * 0x9e3779b97f4a7c15u;
+  random ^= random >> 29;
+  if (random % 16 == 0) __nanosleep(static_cast<unsigned>(random >> 40) % 4000);
+#endif
+}
+
 /// Every so often while a wait goes on. Gives its deadline, or zero: the wait should end. Not
 /// inline: it would be fetched with the loops that it is in.
 __device__ __noinline__ std::uint64_t look_around(Doorbell* doorbell, const std::byte* inbox,
@@ -307,6 +318,7 @@ class Block {
   }
   __device__ void wait_for_stage_before() const {
     if (stage_ == 0) return;
+    disturb();
     while (passes_done[stage_ - 1] <= pass_) {
     }
     __threadfence_block();  // pairs with the fence in leave()
@@ -334,6 +346,7 @@ class Block {
   }
   /// Until all peers are done with what the window holds. Numbers of runs are the same everywhere.
   __device__ void wait_for_credit() {
+    disturb();
     const unsigned row = pass_ < kWindows ? kMaxBlocks : blockIdx.x;
     if (thread_ < launch_.size && thread_ != launch_.rank) {
       Patience patience;
@@ -346,6 +359,7 @@ class Block {
 
   __device__ void wait(const Phase& phase) {
     if (phase.waits == 0) return;
+    disturb();
 #pragma unroll 1
     for (int i = thread_; i < phase.waits; i += width_) {
       const Flag& flag = launch_.flag[phase.first_wait + i];
@@ -358,6 +372,7 @@ class Block {
   }
   __device__ void signal(const Phase& phase) {
     if (phase.signals == 0) return;
+    disturb();
     barrier();
 #pragma unroll 1
     for (int i = thread_; i < phase.signals; i += width_) {
@@ -385,6 +400,7 @@ class Block {
 
   /// Units first + d * threads of up to kBatch sources.
   __device__ void load(const Operand* from, int count, int first, uint4 (&value)[kBatch][kDeep]) {
+    disturb();
     Patience patience;
     int missing;
     do {
@@ -416,6 +432,7 @@ class Block {
   }
 
   __device__ void store(const Operand& operand, int first, const uint4 (&value)[kDeep]) const {
+    disturb();
     std::byte* const base = address(operand);
     const int elements = elements_of(operand);
 #pragma unroll
@@ -494,6 +511,7 @@ class Block {
   // --------------------------------------------------------------------------------------- the end
 
   __device__ void end() {
+    disturb();
     __syncthreads();
     if (threadIdx.x != 0) return;
     // What all blocks did comes before `done` and the credit: each block's barrier and fence, then
