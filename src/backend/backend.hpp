@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -191,6 +192,15 @@ class HostBackend : public Backend {
                                             std::string& why) = 0;
 };
 
+/// Rows of bytes at equal distances, the same in both memories: what a copy moves.
+struct Rows {
+  void* to = nullptr;
+  const void* from = nullptr;
+  std::size_t width = 0;  ///< bytes of a row
+  std::size_t count = 1;
+  std::size_t pitch = 0;  ///< bytes from one row to the next; at least `width`
+};
+
 /// Devices whose memory programs pass to MPI. No function but describe() and load() loads a driver:
 /// a program that does not use the device must not pay for it.
 class DeviceBackend : public Backend {
@@ -208,6 +218,13 @@ class DeviceBackend : public Backend {
   virtual bool load() const = 0;
   /// Blocking, in any direction.
   virtual void copy(void* to, const void* from, std::size_t bytes) const = 0;
+  /// The same for many pieces of one buffer on the device, all to host memory or all from it.
+  virtual void copy(std::span<const Rows> pieces) const {
+    for (const Rows& rows : pieces)
+      for (std::size_t row = 0; row < rows.count; ++row)
+        copy(static_cast<char*>(rows.to) + row * rows.pitch,
+             static_cast<const char*>(rows.from) + row * rows.pitch, rows.width);
+  }
   /// The same within the device's memory, once `stream` comes to it.
   virtual void enqueue_copy(void* to, const void* from, std::size_t bytes, Stream stream) const = 0;
   /// Host memory that the device copies quickly to and from. Null: none left.

@@ -116,11 +116,42 @@ class Cuda final : public DeviceBackend {
     check(driver()->cuStreamSynchronize_(nullptr), "cannot copy between host and device");
   }
 
+  void copy(std::span<const Rows> pieces) const override {
+    if (pieces.empty()) return;
+    const bool is_up = cuda::where(pieces[0].to) == Memory::device;
+    const Current current(context_of(is_up ? pieces[0].to : pieces[0].from));
+    constexpr const char* what = "cannot copy between host and device";
+    for (const Rows& rows : pieces)
+      if (rows.count == 1 || !enqueue_rows(rows, is_up))
+        for (std::size_t row = 0; row < rows.count; ++row)
+          check(
+              driver()->cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(rows.to) + row * rows.pitch,
+                                       reinterpret_cast<CUdeviceptr>(rows.from) + row * rows.pitch,
+                                       rows.width, nullptr),
+              what);
+    check(driver()->cuStreamSynchronize_(nullptr), what);
+  }
+
   void enqueue_copy(void* to, const void* from, std::size_t bytes, Stream stream) const override {
     check(driver()->cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(to),
                                    reinterpret_cast<CUdeviceptr>(from), bytes,
                                    static_cast<CUstream>(stream)),
           "cannot enqueue a copy");
+  }
+
+  /// False: rows so far apart, or so many, have to go one by one.
+  static bool enqueue_rows(const Rows& rows, bool is_up) {
+    CUDA_MEMCPY2D copy{};
+    copy.srcMemoryType = is_up ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    copy.srcHost = rows.from;
+    copy.srcDevice = reinterpret_cast<CUdeviceptr>(rows.from);
+    copy.dstMemoryType = is_up ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    copy.dstHost = rows.to;
+    copy.dstDevice = reinterpret_cast<CUdeviceptr>(rows.to);
+    copy.srcPitch = copy.dstPitch = rows.pitch;
+    copy.WidthInBytes = rows.width;
+    copy.Height = rows.count;
+    return driver()->cuMemcpy2DAsync_(&copy, nullptr) == CUDA_SUCCESS;
   }
 
   void* allocate_host(std::size_t bytes) const override {

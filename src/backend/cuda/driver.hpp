@@ -49,6 +49,7 @@ namespace trib::cuda {
   X(cuMemHostRegister)           \
   X(cuMemHostUnregister)         \
   X(cuMemcpy)                    \
+  X(cuMemcpy2DAsync)             \
   X(cuMemcpyAsync)               \
   X(cuMemsetD8)                  \
   X(cuMemsetD32Async)            \
