@@ -4,19 +4,54 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "backend/backend.hpp"
 
 namespace trib {
 
-/// Grows to what was asked for; memory that the device copies fast where that is not too much.
+/// Pinned memory is slow to come by (milliseconds) and scarce, so that the process keeps what it
+/// once got and uses it again. Safe to use from several threads.
+class PinnedPool {
+ public:
+  static PinnedPool& of_process();
+
+  /// At least `bytes` bytes; `bytes` becomes how many there are. Null: that would be too much.
+  void* take(const DeviceBackend& device, std::size_t& bytes);
+  /// What take() gave, and how many bytes it said.
+  void give_back(void* memory, std::size_t bytes);
+
+  std::size_t held() const;  ///< bytes from the device, in use or not
+
+  static constexpr std::size_t kMost = 512u << 20;     ///< bytes in all
+  static constexpr std::size_t kLongest = 256u << 20;  ///< bytes of one piece
+
+ private:
+  /// Short pieces are cut from a slab and never go back to the device.
+  static constexpr std::size_t kSlab = 1u << 20, kShortest = 256, kShort = 64u << 10;
+
+  void* take_free(const DeviceBackend& device, std::size_t& bytes);
+  bool make_room(const DeviceBackend& device, std::size_t bytes);
+
+  mutable std::mutex mutex_;
+  std::multimap<std::size_t, void*> free_;
+  std::size_t held_ = 0;
+};
+
+/// Grows to what was asked for; pinned memory where there is some.
 class StagingBuffer {
  public:
   StagingBuffer() = default;
   ~StagingBuffer() { release(); }
-  StagingBuffer(const StagingBuffer&) = delete;
-  StagingBuffer& operator=(const StagingBuffer&) = delete;
+  StagingBuffer(StagingBuffer&& other) noexcept { *this = std::move(other); }
+  StagingBuffer& operator=(StagingBuffer&& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(is_pinned_, other.is_pinned_);
+    return *this;
+  }
 
   /// At least `bytes` bytes, valid until the next call. Throws std::bad_alloc.
   void* get(const DeviceBackend& device, std::size_t bytes);
@@ -29,9 +64,9 @@ class StagingBuffer {
   static constexpr std::size_t kKept = 64u << 20;
   void release();
 
-  const DeviceBackend* device_ = nullptr;  // set: pinned
   void* memory_ = nullptr;
   std::size_t bytes_ = 0;
+  bool is_pinned_ = false;
 };
 
 }  // namespace trib
