@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // GPU memory for the MPI test programs, through the CUDA driver looked up at run time: where there
-// is none, programs say so and skip.
+// is none, programs say so and skip. Or what TEST_DEVICE names, in its place.
 #pragma once
 
 #include <dlfcn.h>
@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 
 #include "check.hpp"
 
@@ -51,7 +52,8 @@ class Gpu {
 
  private:
   Gpu() {
-    driver_ = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    const char* const driver = std::getenv("TEST_DEVICE");  // protected_device.cpp
+    driver_ = dlopen(driver ? driver : "libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
     if (driver_ == nullptr || call("cuInit", 0u) != 0) return;
     call("cuDeviceGetCount", &count_);
     if (count_ == 0) return;

@@ -124,6 +124,7 @@ def main() -> int:
     parser.add_argument("--mpi", required=True)
     parser.add_argument("--ranks", required=True, help="1,2,3")
     parser.add_argument("--no-preload", action="store_true")
+    parser.add_argument("--preload-in", help="the folder of the preload library")
     parser.add_argument("--env", action="append", default=[])
     parser.add_argument("--timeout", type=float, default=120)
     parser.add_argument(
@@ -138,6 +139,8 @@ def main() -> int:
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
     mpi = known(arguments.mpis)[arguments.mpi]
+    if arguments.preload_in:
+        mpi.preload = str(Path(arguments.preload_in) / Path(mpi.preload).name)
     for ranks in map(int, arguments.ranks.split(",")):
         for attempt in range(arguments.attempts):
             result = run(
