@@ -206,7 +206,7 @@ const std::vector<Setting>& settings() {
       choice("TRIB_PROGRESS", &Config::progress, {"auto", "thread", "calls"}, false,
              "who drives nonblocking and started persistent reductions: auto: calls into MPI, and a thread where a rank makes none for a millisecond; thread: a thread all the time; calls: calls alone"),
       choice("TRIB_GPU_AWARE_MPI", &Config::gpu_aware_mpi, {"auto", "0", "1"}, false,
-             "whether reductions that are left to the MPI may have buffers on a GPU: 1: it gets them as they are; 0: it gets copies in host memory; auto: as the MPI says of itself"),
+             "whether the MPI may have buffers on a GPU, in any call that is left to it: 1: it gets them as they are; 0: it gets copies in host memory; auto: as the MPI says of itself"),
       choice("TRIB_LOG", &Config::log, {"off", "error", "warn", "info", "trace"}, false, "what is written to standard error"),
       choice("TRIB_STATS", &Config::stats, {"0", "1"}, false, "1: rank 0 prints at the end what was served and what was left to the MPI, averages over the ranks"),
   };

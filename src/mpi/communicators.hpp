@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
-#include "comm/staging.hpp"
 #include "mpi/handle_map.hpp"
 #include "mpi/immortal.hpp"
 #include "mpi/mpi_header.hpp"
@@ -32,9 +31,8 @@ struct Member {
   /// A nonblocking reduction was left to the MPI because the communicator is not prepared for them:
   /// settle() is to do it. The same on all ranks, like all that depends on the order of calls.
   bool wants_background = false;
-  bool has_no_background = false;         ///< there was no memory for them
-  bool has_used_requests = false;         ///< nonblocking or persistent reductions
-  StagingBuffer staging_in, staging_out;  ///< of calls left to the MPI: staging.hpp
+  bool has_no_background = false;  ///< there was no memory for them
+  bool has_used_requests = false;  ///< nonblocking or persistent reductions
 };
 
 extern constinit Immortal<HandleMap> members;

@@ -7,6 +7,7 @@
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
 #include "mpi/requests.hpp"
+#include "mpi/staged_requests.hpp"
 #include "tributary/tributary.h"
 
 namespace trib::mpi {
@@ -71,16 +72,29 @@ int with_requests(Entry entry, Ours&& ours, Words... words) {
   return ours();
 }
 
-/// A blocking collective call on `comm`: an occasion for its ranks to meet, and to go on with what
-/// is under way. (A program that frees an active request expects no more of its end than that.)
-template <class... Words>
-int with_settling(Entry entry, Word comm, Words... words) {
+int barrier(Word comm) {
+  const Library& mpi = library();
+  if (!mpi.is_ours) return mpi.call(Entry::Barrier, comm);
+  settle(from_word<MPI_Comm>(comm));
+  const int status = mpi.call(Entry::Barrier, comm);
+  Background::progress_all();
+  return status;
+}
+
+/// A function of prototypes.hpp.
+template <Entry entry, Prototype prototype, int width, class... Words>
+int pass(Words... words) {
+  static_assert(prototype.text().size() == sizeof...(words));
   const Library& mpi = library();
   if (!mpi.is_ours) return mpi.call(entry, words...);
-  settle(from_word<MPI_Comm>(comm));
-  const int status = mpi.call(entry, words...);
-  Background::progress_all();
-  sweep();
+  Word all[] = {words...};
+  // An occasion for the ranks to meet, and to go on with what is under way. (A program that frees
+  // an active request expects no more of its end than that.)
+  constexpr bool is_meeting = prototype.is_blocking_collective();
+  if constexpr (is_meeting) settle(from_word<MPI_Comm>(all[prototype.at('c')]));
+  const int status = is_device_in_use() ? call_with_buffers_on_host(entry, prototype, width, all)
+                                        : mpi.call(entry, words...);
+  if constexpr (is_meeting) Background::progress_all();
   return status;
 }
 
@@ -181,79 +195,84 @@ TRIB_REDUCTION_INITS(_c, 8)
 #endif
 #endif
 
-TRIB_REQUESTS(Start, (Word request), start(TRIB_REQUEST(request)), request)
+TRIB_REQUESTS(Start, (Word request), staged::start(TRIB_REQUEST(request)), request)
 TRIB_REQUESTS(Startall, (Word count, Word requests),
-              start_all(TRIB_COUNT(count), TRIB_REQUEST(requests)), count, requests)
-TRIB_REQUESTS(Wait, (Word request, Word status), wait(TRIB_REQUEST(request), TRIB_STATUS(status)),
-              request, status)
+              staged::start_all(TRIB_COUNT(count), TRIB_REQUEST(requests)), count, requests)
+TRIB_REQUESTS(Wait, (Word request, Word status),
+              staged::wait(TRIB_REQUEST(request), TRIB_STATUS(status)), request, status)
 TRIB_REQUESTS(Waitall, (Word count, Word requests, Word statuses),
-              wait_all(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_STATUS(statuses)), count,
-              requests, statuses)
+              staged::wait_all(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_STATUS(statuses)),
+              count, requests, statuses)
 TRIB_REQUESTS(Waitany, (Word count, Word requests, Word index, Word status),
-              wait_any(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(index),
-                       TRIB_STATUS(status)),
+              staged::wait_any(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(index),
+                               TRIB_STATUS(status)),
               count, requests, index, status)
 TRIB_REQUESTS(Waitsome, (Word count, Word requests, Word done, Word indices, Word statuses),
-              wait_some(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(done),
-                        TRIB_INT(indices), TRIB_STATUS(statuses)),
+              staged::wait_some(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(done),
+                                TRIB_INT(indices), TRIB_STATUS(statuses)),
               count, requests, done, indices, statuses)
 TRIB_REQUESTS(Test, (Word request, Word flag, Word status),
-              test(TRIB_REQUEST(request), TRIB_INT(flag), TRIB_STATUS(status)), request, flag,
-              status)
+              staged::test(TRIB_REQUEST(request), TRIB_INT(flag), TRIB_STATUS(status)), request,
+              flag, status)
 TRIB_REQUESTS(Testall, (Word count, Word requests, Word flag, Word statuses),
-              test_all(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(flag),
-                       TRIB_STATUS(statuses)),
+              staged::test_all(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(flag),
+                               TRIB_STATUS(statuses)),
               count, requests, flag, statuses)
 TRIB_REQUESTS(Testany, (Word count, Word requests, Word index, Word flag, Word status),
-              test_any(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(index), TRIB_INT(flag),
-                       TRIB_STATUS(status)),
+              staged::test_any(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(index),
+                               TRIB_INT(flag), TRIB_STATUS(status)),
               count, requests, index, flag, status)
 TRIB_REQUESTS(Testsome, (Word count, Word requests, Word done, Word indices, Word statuses),
-              test_some(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(done),
-                        TRIB_INT(indices), TRIB_STATUS(statuses)),
+              staged::test_some(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(done),
+                                TRIB_INT(indices), TRIB_STATUS(statuses)),
               count, requests, done, indices, statuses)
-TRIB_REQUESTS(Request_free, (Word request), free_request(TRIB_REQUEST(request)), request)
+TRIB_REQUESTS(Request_free, (Word request), staged::free_request(TRIB_REQUEST(request)), request)
 TRIB_REQUESTS(Cancel, (Word request), cancel(TRIB_REQUEST(request)), request)
 TRIB_REQUESTS(Request_get_status, (Word request, Word flag, Word status),
-              get_status(trib::mpi::from_word<MPI_Request>(request), TRIB_INT(flag),
-                         TRIB_STATUS(status)),
+              staged::get_status(trib::mpi::from_word<MPI_Request>(request), TRIB_INT(flag),
+                                 TRIB_STATUS(status)),
               request, flag, status)
 #if TRIB_MPI_STATUS_LISTS
 TRIB_REQUESTS(Request_get_status_all, (Word count, Word requests, Word flag, Word statuses),
-              get_status_all(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(flag),
-                             TRIB_STATUS(statuses)),
+              staged::get_status_all(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(flag),
+                                     TRIB_STATUS(statuses)),
               count, requests, flag, statuses)
 TRIB_REQUESTS(Request_get_status_any,
               (Word count, Word requests, Word index, Word flag, Word status),
-              get_status_any(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(index),
-                             TRIB_INT(flag), TRIB_STATUS(status)),
+              staged::get_status_any(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(index),
+                                     TRIB_INT(flag), TRIB_STATUS(status)),
               count, requests, index, flag, status)
 TRIB_REQUESTS(Request_get_status_some,
               (Word count, Word requests, Word done, Word indices, Word statuses),
-              get_status_some(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(done),
-                              TRIB_INT(indices), TRIB_STATUS(statuses)),
+              staged::get_status_some(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(done),
+                                      TRIB_INT(indices), TRIB_STATUS(statuses)),
               count, requests, done, indices, statuses)
 #endif
 
-TRIB_REPLACE(MPI_Barrier, (Word comm), return trib::mpi::with_settling(Entry::Barrier, comm, comm))
-TRIB_REPLACE(MPI_Bcast, (Word buffer, Word count, Word dtype, Word root, Word comm),
-             return trib::mpi::with_settling(Entry::Bcast, comm, buffer, count, dtype, root, comm))
-#define TRIB_GATHERING(Name)                                                                      \
-  TRIB_REPLACE(                                                                                   \
-      MPI_##Name,                                                                                 \
-      (Word in, Word in_count, Word in_type, Word out, Word out_count, Word out_type, Word comm), \
-      return trib::mpi::with_settling(Entry::Name, comm, in, in_count, in_type, out, out_count,   \
-                                      out_type, comm))
-#define TRIB_ROOTED_GATHERING(Name)                                                            \
-  TRIB_REPLACE(MPI_##Name,                                                                     \
-               (Word in, Word in_count, Word in_type, Word out, Word out_count, Word out_type, \
-                Word root, Word comm),                                                         \
-               return trib::mpi::with_settling(Entry::Name, comm, in, in_count, in_type, out,  \
-                                               out_count, out_type, root, comm))
-TRIB_ROOTED_GATHERING(Gather)
-TRIB_ROOTED_GATHERING(Scatter)
-TRIB_GATHERING(Allgather)
-TRIB_GATHERING(Alltoall)
+TRIB_REPLACE(MPI_Barrier, (Word comm), return trib::mpi::barrier(comm))
+
+#define TRIB_WORDS_5 a, b, c, d, e
+#define TRIB_WORDS_6 TRIB_WORDS_5, f
+#define TRIB_WORDS_7 TRIB_WORDS_6, g
+#define TRIB_WORDS_8 TRIB_WORDS_7, h
+#define TRIB_WORDS_9 TRIB_WORDS_8, i
+#define TRIB_WORDS_10 TRIB_WORDS_9, j
+#define TRIB_WORDS_11 TRIB_WORDS_10, k
+#define TRIB_WORDS_12 TRIB_WORDS_11, l
+#define TRIB_PARAMETERS_5 Word a, Word b, Word c, Word d, Word e
+#define TRIB_PARAMETERS_6 TRIB_PARAMETERS_5, Word f
+#define TRIB_PARAMETERS_7 TRIB_PARAMETERS_6, Word g
+#define TRIB_PARAMETERS_8 TRIB_PARAMETERS_7, Word h
+#define TRIB_PARAMETERS_9 TRIB_PARAMETERS_8, Word i
+#define TRIB_PARAMETERS_10 TRIB_PARAMETERS_9, Word j
+#define TRIB_PARAMETERS_11 TRIB_PARAMETERS_10, Word k
+#define TRIB_PARAMETERS_12 TRIB_PARAMETERS_11, Word l
+#define TRIB_PASS(Name, arguments, prototype)                                             \
+  TRIB_REPLACE(MPI_##Name, (TRIB_PARAMETERS_##arguments),                                 \
+               return trib::mpi::pass<Entry::Name, prototype, 4>(TRIB_WORDS_##arguments)) \
+  TRIB_REPLACE(MPI_##Name##_c, (TRIB_PARAMETERS_##arguments),                             \
+               return trib::mpi::pass<Entry::Name##_c, prototype, 8>(TRIB_WORDS_##arguments))
+TRIB_STAGED(TRIB_PASS)
 
 TRIB_REPLACE(MPI_Comm_dup, (Word comm, Word child),
              return trib::mpi::with_child(Entry::Comm_dup, comm, child, comm, child))

@@ -20,7 +20,7 @@ int leave_to_mpi(const Call& call, Member& member, Decline reason, const Origina
   Call passed = call;
   passed.op = operator_for_mpi(call);
   if (reason == Decline::disabled) return original(passed);
-  return with_buffers_on_host(passed, member, original);
+  return with_buffers_on_host(passed, nullptr, original);
 }
 
 /// `original(passed)` makes the call in the MPI, with the buffers and the operator of `passed`.

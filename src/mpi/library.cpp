@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -26,8 +27,10 @@ namespace {
 
 constexpr const char* kNames[kEntries] = {
 #define TRIB_NAME(name) "PMPI_" #name,
-    TRIB_INTERCEPTED(TRIB_NAME)
+#define TRIB_NAMES(name, arguments, prototype) "PMPI_" #name, "PMPI_" #name "_c",
+    TRIB_INTERCEPTED(TRIB_NAME) TRIB_STAGED(TRIB_NAMES)
 #undef TRIB_NAME
+#undef TRIB_NAMES
 };
 
 enum class Family { unknown, mpich, openmpi, abi };
@@ -166,6 +169,28 @@ const Library& find_library() {
 
 void* Library::find(const char* function) const {
   return handle ? dlsym(handle, function) : nullptr;
+}
+
+int Library::call(Entry entry, std::span<const Word> words) const {
+  const auto with = [&]<std::size_t... i>(std::index_sequence<i...>) {
+    return call(entry, words[i]...);
+  };
+  switch (words.size()) {
+#define TRIB_CASE(arguments) \
+  case arguments:            \
+    return with(std::make_index_sequence<arguments>())
+    TRIB_CASE(5);
+    TRIB_CASE(6);
+    TRIB_CASE(7);
+    TRIB_CASE(8);
+    TRIB_CASE(9);
+    TRIB_CASE(10);
+    TRIB_CASE(11);
+    TRIB_CASE(12);
+#undef TRIB_CASE
+    default:
+      return missing(entry);
+  }
 }
 
 int Library::missing(Entry entry) {

@@ -4,14 +4,16 @@
 #pragma once
 
 #include <atomic>
+#include <span>
 
 #include "comm/request.hpp"
 #include "mpi/mpi_header.hpp"
+#include "mpi/prototypes.hpp"
 
 namespace trib::mpi {
 
 // clang-format off
-// The functions that are intercepted. The reductions come first, in the order of Form, width of a count and Collective:
+// The functions that are intercepted, with those of prototypes.hpp. The reductions come first, in the order of Form, width of a count and Collective:
 // see reduction_entry().
 #define TRIB_INTERCEPTED(X)                                                                               \
   X(Allreduce) X(Reduce) X(Reduce_scatter) X(Reduce_scatter_block)                                        \
@@ -24,18 +26,20 @@ namespace trib::mpi {
   X(Start) X(Startall) X(Wait) X(Waitall) X(Waitany) X(Waitsome) X(Test) X(Testall) X(Testany) X(Testsome)\
   X(Request_free) X(Cancel) X(Request_get_status)                                                         \
   X(Request_get_status_all) X(Request_get_status_any) X(Request_get_status_some)                          \
-  X(Barrier) X(Bcast) X(Gather) X(Scatter) X(Allgather) X(Alltoall)                                       \
+  X(Barrier)                                                                                              \
   X(Comm_dup) X(Comm_dup_with_info) X(Comm_split) X(Comm_split_type) X(Comm_create)                       \
   X(Cart_create) X(Cart_sub)
 
 // What else is called in the MPI. All of it is in MPI 3.
 #define TRIB_PMPI(X)                                                                                      \
   X(Initialized) X(Finalized)                                                                             \
-  X(Comm_test_inter) X(Comm_size) X(Comm_rank)                                                            \
+  X(Comm_test_inter) X(Comm_size) X(Comm_rank) X(Comm_remote_size)                                        \
   X(Comm_create_keyval) X(Comm_free_keyval) X(Comm_set_attr) X(Comm_call_errhandler)                      \
   X(Iallgather) X(Igather) X(Test) X(Iprobe)                                                              \
   X(Get_library_version) X(Add_error_class) X(Add_error_code) X(Add_error_string) X(Error_string)         \
-  X(Type_size) X(Type_get_extent) X(Type_get_true_extent)                                                 \
+  X(Error_class) X(Test_cancelled) X(Get_elements_x)                                                      \
+  X(Type_size) X(Type_get_extent) X(Type_get_true_extent) X(Type_get_envelope)                            \
+  X(Pack_size) X(Pack) X(Unpack)                                                                          \
   X(Type_contiguous) X(Type_commit) X(Type_free) X(Type_set_name)                                         \
   X(Type_create_keyval) X(Type_free_keyval) X(Type_set_attr)                                              \
   X(Op_create) X(Op_free)                                                                                 \
@@ -51,8 +55,10 @@ namespace trib::mpi {
 
 enum class Entry {
 #define TRIB_ENTRY(name) name,
-  TRIB_INTERCEPTED(TRIB_ENTRY)
+#define TRIB_ENTRIES(name, arguments, prototype) name, name##_c,
+  TRIB_INTERCEPTED(TRIB_ENTRY) TRIB_STAGED(TRIB_ENTRIES)
 #undef TRIB_ENTRY
+#undef TRIB_ENTRIES
       count
 };
 inline constexpr int kEntries = static_cast<int>(Entry::count);
@@ -81,6 +87,7 @@ struct Library {
     const auto function = reinterpret_cast<int (*)(Words...)>(original[static_cast<int>(entry)]);
     return function ? function(words...) : missing(entry);
   }
+  int call(Entry entry, std::span<const Word> words) const;
 
  private:
   static int missing(Entry entry);

@@ -10,6 +10,8 @@
 #include "mpi/library.hpp"
 #include "mpi/requests.hpp"
 #include "mpi/small_floats.hpp"
+#include "mpi/staged_requests.hpp"
+#include "mpi/staging.hpp"
 #include "mpi/stats.hpp"
 
 namespace trib::mpi {
@@ -37,6 +39,7 @@ void end_of_mpi(bool is_world) noexcept {
     log_once(Config::Log::error, error.what());
   }
   free_small_floats();
+  forget_layouts();
 }
 
 }  // namespace
@@ -54,6 +57,7 @@ void begin_finalize() noexcept {
   if (finalize_depth++ > 0) return;
   if (!library().is_ours || !is_world_running()) return;
   end_requests();
+  end_staged();
   end_of_mpi(/*is_world=*/true);
 }
 

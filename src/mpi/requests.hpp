@@ -57,11 +57,12 @@ bool post(const Call& call, Member& member, const Request& reduction, MPI_Reques
 bool prepare(const Call& call, Member& member, const Request& reduction, MPI_Request* request);
 
 template <class Original>
-int leave_request_to_mpi(const Call& call, Decline reason, const Original& original) {
+int leave_request_to_mpi(const Call& call, Decline reason, MPI_Request* request,
+                         const Original& original) {
   count_declined(reason);
   Call passed = call;
   passed.op = operator_for_mpi(call);
-  return original(passed);
+  return with_buffers_on_host(passed, request, original);
 }
 
 template <class Original>
@@ -71,18 +72,18 @@ int post(const Call& call, MPI_Request* request, Original original) noexcept {
     if (!member || !request) return original(call);  // the MPI says what is wrong
     member->has_used_requests = true;
     if (member->declined && *member->declined != Decline::not_set_up)
-      return leave_request_to_mpi(call, *member->declined, original);
+      return leave_request_to_mpi(call, *member->declined, request, original);
     if (!member->failure.empty()) [[unlikely]]
       throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
     Request reduction;
     if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]]
-      return leave_request_to_mpi(call, *reason, original);
+      return leave_request_to_mpi(call, *reason, request, original);
     if (member->has_no_background) [[unlikely]]
-      return leave_request_to_mpi(call, Decline::no_memory, original);
+      return leave_request_to_mpi(call, Decline::no_memory, request, original);
     if (member->declined || !post(call, *member, reduction, request)) [[unlikely]] {
       if (!member->wants_background) ++wanting;
       member->wants_background = true;
-      return leave_request_to_mpi(call, Decline::not_set_up, original);
+      return leave_request_to_mpi(call, Decline::not_set_up, request, original);
     }
     member->was_left_to_mpi = false;
     return MPI_SUCCESS;
@@ -97,16 +98,16 @@ int prepare(const Call& call, MPI_Request* request, Original original) noexcept 
     Member* const member = make_member(call.comm);
     if (!member || !request) return original(call);  // the MPI says what is wrong
     member->has_used_requests = true;
-    if (member->declined) return leave_request_to_mpi(call, *member->declined, original);
+    if (member->declined) return leave_request_to_mpi(call, *member->declined, request, original);
     if (!member->failure.empty()) [[unlikely]]
       throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
     Request reduction;
     if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]] {
       member->communicator->note_declined(call.collective, *reason);
-      return leave_request_to_mpi(call, *reason, original);
+      return leave_request_to_mpi(call, *reason, request, original);
     }
     if (!prepare(call, *member, reduction, request))
-      return leave_request_to_mpi(call, Decline::no_memory, original);
+      return leave_request_to_mpi(call, Decline::no_memory, request, original);
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
     return raise(call.comm, error);

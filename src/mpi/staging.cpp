@@ -3,14 +3,19 @@
 
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <string_view>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "mpi/library.hpp"
+#include "mpi/communicators.hpp"
+#include "mpi/lifetime.hpp"
+#include "mpi/report.hpp"
+#include "mpi/staged_requests.hpp"
 #include "mpi/stats.hpp"
 
 namespace trib::mpi {
@@ -19,7 +24,7 @@ namespace {
 
 // ------------------------------------------------------------------------------------- whether
 
-const DeviceBackend* present_device() {
+const DeviceBackend* present_device() noexcept {
   try {
     return device_backend();
   } catch (const Error&) {
@@ -51,53 +56,15 @@ bool is_staging_wanted() {
                             ? is_gpu_aware()
                             : config.gpu_aware_mpi == Config::GpuAware::yes;
   log_once(Config::Log::info,
-           is_aware ? "the MPI takes buffers on a GPU: it gets them in the reductions that are "
-                      "left to it (TRIB_GPU_AWARE_MPI)"
-                    : "the MPI does not take buffers on a GPU: in the reductions that are left to "
-                      "it they go through host memory (TRIB_GPU_AWARE_MPI)");
+           is_aware
+               ? "the MPI takes buffers on a GPU: it gets them in all calls but the reductions "
+                 "that are served (TRIB_GPU_AWARE_MPI)"
+               : "the MPI does not take buffers on a GPU: in calls that are left to it they "
+                 "go through host memory (TRIB_GPU_AWARE_MPI)");
   return !is_aware;
 }
 
-// --------------------------------------------------------------------------------------- what
-
-/// The elements that a rank hands in and gets back; none where a buffer is not significant.
-struct Elements {
-  std::size_t in = 0, out = 0;
-};
-
-/// Empty: a count is wrong.
-std::optional<Elements> elements_of(const Call& call, const Member& member) {
-  // MPI standard, MPI_Reduce_scatter and MPI_Reduce_scatter_block: on an intercommunicator, too,
-  // the counts are those of the local group, and so are the rank and size here.
-  const auto size = static_cast<std::size_t>(member.size);
-  if (call.collective == Collective::reduce_scatter) {
-    if (call.count == 0) return {};
-    const Counts counts{reinterpret_cast<const void*>(call.count), call.width};
-    Elements elements;
-    for (int rank = 0; rank < member.size; ++rank) {
-      if (static_cast<std::ptrdiff_t>(counts[rank]) < 0) return {};
-      elements.in += counts[rank];
-    }
-    elements.out = counts[member.rank];
-    return elements;
-  }
-  if (call.count < 0) return {};
-  const auto count = static_cast<std::size_t>(call.count);
-  switch (call.collective) {
-    case Collective::reduce_scatter_block:
-      return Elements{count * size, count};
-    case Collective::reduce:
-      if (member.declined == Decline::intercommunicator) {
-        // MPI standard: MPI_ROOT gets what the other group's ranks hand in; MPI_PROC_NULL, beside
-        // the root, does neither.
-        const bool is_sender = call.root != MPI_ROOT && call.root != MPI_PROC_NULL;
-        return Elements{is_sender ? count : 0, call.root == MPI_ROOT ? count : 0};
-      }
-      return Elements{count, call.root == member.rank ? count : 0};
-    default:
-      return Elements{count, count};
-  }
-}
+// --------------------------------------------------------------------------------------- types
 
 /// Bytes from the address that MPI is given.
 struct Span {
@@ -112,16 +79,37 @@ Span hull(Span a, Span b) {
 }
 
 /// May leave what the address points to: no pointer arithmetic.
-void* moved(const void* address, std::ptrdiff_t bytes) {
-  return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(address) +
-                                 static_cast<std::uintptr_t>(bytes));
+Word moved(Word address, std::ptrdiff_t bytes) {
+  return static_cast<Word>(static_cast<std::uintptr_t>(address) +
+                           static_cast<std::uintptr_t>(bytes));
+}
+
+void add(Pieces& pieces, Piece piece) {
+  if (piece.width == 0 || piece.count == 0) return;
+  const auto steps = static_cast<std::ptrdiff_t>(piece.count - 1);
+  if (piece.pitch < 0) {
+    piece.begin += steps * piece.pitch;
+    piece.pitch = -piece.pitch;
+  }
+  if (piece.count == 1 || piece.pitch <= static_cast<std::ptrdiff_t>(piece.width)) {
+    piece.width += static_cast<std::size_t>(steps * piece.pitch);
+    piece.count = 1;
+    piece.pitch = 0;
+    if (!pieces.empty() && pieces.back().count == 1 &&
+        pieces.back().begin + static_cast<std::ptrdiff_t>(pieces.back().width) == piece.begin) {
+      pieces.back().width += piece.width;
+      return;
+    }
+  }
+  pieces.push_back(piece);
 }
 
 /// How elements of a type lie in memory.
 struct Layout {
   MPI_Aint extent = 0;  // from one element to the next; negative: backwards
   MPI_Aint true_lb = 0, true_extent = 0;
-  bool is_dense = false;  // elements have no gaps within and none between them
+  int size = 0;           // of the data; MPI_UNDEFINED where that is no int
+  bool is_plain = false;  // a predefined type without gaps: the first bytes of a message go first
 
   Span span(std::size_t count) const {
     if (count == 0 || true_extent == 0) return {};
@@ -131,92 +119,542 @@ struct Layout {
   }
 };
 
-/// Empty: no type.
 std::optional<Layout> layout_of(MPI_Datatype type) {
   if (is_null(type)) return {};
   const Library& mpi = library();
   Layout layout;
   MPI_Aint lb = 0;
-  int size = 0;
+  int integers = 0, addresses = 0, types = 0, combiner = 0;
   if (mpi.Type_get_extent(type, &lb, &layout.extent) != MPI_SUCCESS ||
       mpi.Type_get_true_extent(type, &layout.true_lb, &layout.true_extent) != MPI_SUCCESS ||
-      mpi.Type_size(type, &size) != MPI_SUCCESS)
+      mpi.Type_size(type, &layout.size) != MPI_SUCCESS ||
+      mpi.Type_get_envelope(type, &integers, &addresses, &types, &combiner) != MPI_SUCCESS)
     return {};
-  // A size beyond an int comes as MPI_UNDEFINED, and the type counts as one with gaps.
-  layout.is_dense = size == layout.true_extent && size == layout.extent;
+  layout.is_plain = combiner == MPI_COMBINER_NAMED && layout.size == layout.true_extent &&
+                    layout.size == layout.extent;
   return layout;
 }
 
+/// What is between the gaps of an element. The MPI is asked: a type may be made in a dozen ways,
+/// but all of them unpack.
+struct Inside {
+  Pieces pieces;
+  bool is_known = true;  // false: `pieces` may hold gaps
+};
+
+Pieces pieces_of(const std::vector<unsigned char>& mask, std::ptrdiff_t begin) {
+  Pieces runs;
+  const unsigned char* const first = mask.data();
+  const unsigned char* const end = first + mask.size();
+  for (const unsigned char* at = first;;) {
+    at = static_cast<const unsigned char*>(
+        std::memchr(at, 0xff, static_cast<std::size_t>(end - at)));
+    if (!at) break;
+    const unsigned char* const gap = std::find(at, end, 0);
+    const Piece run{begin + (at - first), static_cast<std::size_t>(gap - at)};
+    Piece* const last = runs.empty() ? nullptr : &runs.back();
+    const std::ptrdiff_t pitch = last ? run.begin - last->begin : 0;
+    if (last && last->width == run.width &&
+        (last->count == 1 ||
+         last->begin + static_cast<std::ptrdiff_t>(last->count) * last->pitch == run.begin)) {
+      if (last->count++ == 1) last->pitch = pitch;
+    } else {
+      runs.push_back(run);
+    }
+    if (gap == end) break;
+    at = gap;
+  }
+  return runs;
+}
+
+Inside look_inside(MPI_Datatype type, const Layout& layout) {
+  const auto extent = static_cast<std::size_t>(layout.true_extent);
+  const Inside whole{{{layout.true_lb, extent}}, layout.size == layout.true_extent};
+  if (whole.is_known) return whole;
+  const Library& mpi = library();
+  const MPI_Comm comm = MPI_COMM_SELF;
+  int bytes = 0, position = 0;
+  // A size that is no int: the packed form would not fit one either.
+  if (layout.size < 0 || !is_world_running() || mpi.Pack_size(1, type, comm, &bytes) != MPI_SUCCESS)
+    return whole;
+  std::vector<unsigned char> mask(extent, 0xff), packed(static_cast<std::size_t>(bytes));
+  auto* const element = reinterpret_cast<void*>(moved(to_word(mask.data()), -layout.true_lb));
+  if (mpi.Pack(element, 1, type, packed.data(), bytes, &position, comm) != MPI_SUCCESS)
+    return whole;
+  std::fill(mask.begin(), mask.end(), 0);
+  position = 0;
+  if (mpi.Unpack(packed.data(), bytes, &position, element, 1, type, comm) != MPI_SUCCESS)
+    return whole;
+  return {pieces_of(mask, layout.true_lb), true};
+}
+
+// Of derived types with gaps, by handle; an attribute tells when a type is freed.
+constinit Immortal<HandleMap> insides;
+
+int copy_nothing(MPI_Datatype, int, void*, void*, void*, int* flag) {
+  *flag = 0;
+  return MPI_SUCCESS;
+}
+int forget(MPI_Datatype type, int, void*, void*) {
+  delete reinterpret_cast<Inside*>(insides->erase(to_word(type)));
+  return MPI_SUCCESS;
+}
+
+/// `scratch` may come to hold what is returned.
+const Inside& inside_of(MPI_Datatype type, const Layout& layout, Inside& scratch) {
+  if (const auto known = insides->find(to_word(type))) return *reinterpret_cast<Inside*>(known);
+  scratch = look_inside(type, layout);
+  if (layout.size == layout.true_extent) return scratch;  // quickly said again
+  const Library& mpi = library();
+  int keyval = 0;
+  if (mpi.Type_create_keyval(copy_nothing, forget, &keyval, nullptr) != MPI_SUCCESS) return scratch;
+  if (mpi.Type_set_attr(type, keyval, nullptr) == MPI_SUCCESS)
+    insides->insert(to_word(type), reinterpret_cast<std::uintptr_t>(new Inside(scratch)));
+  mpi.Type_free_keyval(&keyval);  // lives on in the attribute
+  return scratch;
+}
+
+// ------------------------------------------------------------------------------------ arguments
+
+/// Some elements of a type, at a displacement from the buffer's address.
+struct Block {
+  std::ptrdiff_t at = 0;
+  std::size_t count = 0;
+  MPI_Datatype type{};
+  Layout layout;
+
+  Span span() const {
+    const Span own = layout.span(count);
+    return own.bytes() == 0 ? own : Span{at + own.begin, at + own.end};
+  }
+};
+using Blocks = std::vector<Block>;
+
+Span span_of(const Blocks& blocks) {
+  Span all;
+  for (const Block& block : blocks) all = hull(all, block.span());
+  return all;
+}
+
+/// Adds the bytes of the blocks to `pieces`. False: gaps may be among them.
+bool add(Pieces& pieces, const Blocks& blocks) {
+  bool is_known = true;
+  Inside scratch;
+  for (const auto& [at, count, type, layout] : blocks) {
+    const Inside& inside = inside_of(type, layout, scratch);
+    is_known = is_known && inside.is_known;
+    for (const Piece& run : inside.pieces) {
+      // Rows of one element for all elements, or the other way round: whichever is fewer.
+      const bool is_by_element = count <= run.count;
+      for (std::size_t i = 0; i < std::min(count, run.count); ++i) {
+        const auto step = static_cast<std::ptrdiff_t>(i);
+        if (is_by_element)
+          add(pieces, {at + run.begin + step * layout.extent, run.width, run.count, run.pitch});
+        else
+          add(pieces, {at + run.begin + step * run.pitch, run.width, count, layout.extent});
+      }
+    }
+  }
+  return is_known;
+}
+
+bool is_in_place(Word word) { return word == to_word(MPI_IN_PLACE); }
+
+/// Who takes part in a call, seen from this rank.
+struct Group {
+  int rank = 0, size = 1;  // in the local group
+  int parts = 1;           // of a buffer with one for every rank
+  bool is_inter = false;
+};
+
+/// The arguments of a call, read by their letters.
+class Arguments {
+ public:
+  Arguments(const Prototype& prototype, int width, std::span<const Word> words)
+      : prototype_(prototype), letters_(prototype.text()), width_(width), words_(words) {}
+
+  /// False: the communicator is none, and the MPI says so.
+  bool look_at_group() {
+    if (!prototype_.has('c') || prototype_.is_message()) return true;
+    const Library& mpi = library();
+    const auto comm = from_word<MPI_Comm>(words_[prototype_.at('c')]);
+    int is_inter = 0;
+    if (comm == MPI_COMM_NULL || mpi.Comm_test_inter(comm, &is_inter) != MPI_SUCCESS ||
+        mpi.Comm_rank(comm, &group_.rank) != MPI_SUCCESS ||
+        mpi.Comm_size(comm, &group_.size) != MPI_SUCCESS)
+      return false;
+    group_.parts = group_.size;
+    group_.is_inter = is_inter != 0;
+    return !is_inter || mpi.Comm_remote_size(comm, &group_.parts) == MPI_SUCCESS;
+  }
+
+  char letter(std::size_t argument) const { return letters_[argument]; }
+  bool is_buffer(std::size_t argument) const {
+    return std::string_view("srbSRga").find(letters_[argument]) != std::string_view::npos;
+  }
+  /// The input is where the output is.
+  bool is_in_place() const {
+    const std::size_t input = letters_.find_first_of("sSa");
+    return input != std::string_view::npos && trib::mpi::is_in_place(words_[input]);
+  }
+
+  bool is_rooted() const { return prototype_.has('@'); }
+  int root() const { return static_cast<int>(words_[prototype_.at('@')]); }
+  bool is_root() const { return group_.is_inter ? root() == MPI_ROOT : root() == group_.rank; }
+  /// Whether the buffer means anything on this rank.
+  bool is_significant(std::size_t argument) const {
+    if (trib::mpi::is_in_place(words_[argument])) return false;
+    if (!is_rooted()) return true;
+    switch (letters_[argument]) {
+      case 'S':
+      case 'R':
+      case 'g':
+        return is_root();
+      case 'b':
+        return !group_.is_inter || root() != MPI_PROC_NULL;
+      default:  // between groups, the root's own group hands in nothing and gets nothing
+        return !group_.is_inter || root() >= 0;
+    }
+  }
+
+  /// The elements of a buffer whose letter is, or for now counts as, `letter`. Empty: an argument
+  /// is wrong, and the MPI says so.
+  std::optional<Blocks> blocks(std::size_t argument, char letter) const {
+    const std::size_t counts = letters_.find_first_of("nN", argument);
+    const std::size_t type = letters_.find_first_of("tT", counts);
+    const std::size_t displacements = letters_.find_first_of("dDA", counts);
+    const bool has_displacements = displacements < type;
+    const bool has_counts = letters_[counts] == 'N';
+    if (has_counts && words_[counts] == 0) return {};
+    Blocks blocks;
+    if (has_counts && (letter == 'S' || letter == 'R')) {
+      for (int part = 0; part < group_.parts; ++part)
+        if (!add_part(blocks, counts, has_displacements ? displacements : counts, type, part))
+          return {};
+      return blocks;
+    }
+    std::ptrdiff_t count = 0;
+    if (!has_counts)
+      count = number(counts);
+    else if (letter != 'a')
+      count = element(counts, group_.rank);
+    for (int rank = 0; has_counts && letter == 'a' && rank < group_.size; ++rank) {
+      if (element(counts, rank) < 0) return {};
+      count += element(counts, rank);
+    }
+    if (count < 0) return {};
+    if (!has_counts && (letter == 'S' || letter == 'R')) count *= group_.parts;
+    if (!has_counts && letter == 'a') count *= group_.size;
+    if (!add_block(blocks, 0, count, from_word<MPI_Datatype>(words_[type]))) return {};
+    return blocks;
+  }
+
+  /// The part of a buffer with one for every rank that is this rank's own.
+  std::optional<Blocks> own_part(std::size_t argument) const {
+    const std::size_t counts = letters_.find_first_of("nN", argument);
+    const std::size_t type = letters_.find_first_of("tT", counts);
+    Blocks blocks;
+    if (letters_[counts] == 'N') {
+      if (words_[counts] == 0 ||
+          !add_part(blocks, counts, letters_.find_first_of("dDA", counts), type, group_.rank))
+        return {};
+    } else {
+      const auto datatype = from_word<MPI_Datatype>(words_[type]);
+      const auto layout = layout_of(datatype);
+      if (!layout || !add_block(blocks, group_.rank * number(counts) * layout->extent,
+                                number(counts), datatype))
+        return {};
+    }
+    return blocks;
+  }
+
+ private:
+  std::ptrdiff_t number(std::size_t argument) const {
+    return width_ == 4 ? static_cast<int>(words_[argument]) : words_[argument];
+  }
+  std::ptrdiff_t element(std::size_t argument, int index, bool is_address = false) const {
+    const auto* const list = reinterpret_cast<const void*>(words_[argument]);
+    return width_ == 4 && !is_address ? static_cast<const std::int32_t*>(list)[index]
+                                      : static_cast<const std::int64_t*>(list)[index];
+  }
+  static bool add_block(Blocks& blocks, std::ptrdiff_t at, std::ptrdiff_t count,
+                        MPI_Datatype type) {
+    if (count < 0) return false;
+    if (count == 0) return true;
+    const auto layout = layout_of(type);
+    if (!layout) return false;
+    blocks.push_back({at, static_cast<std::size_t>(count), type, *layout});
+    return true;
+  }
+  bool add_part(Blocks& blocks, std::size_t counts, std::size_t displacements, std::size_t type,
+                int part) const {
+    const std::ptrdiff_t count = element(counts, part);
+    if (count == 0) return true;
+    if (words_[displacements] == 0) return false;
+    auto datatype = from_word<MPI_Datatype>(words_[type]);
+    if (letters_[type] == 'T') {
+      if (words_[type] == 0) return false;
+      datatype = reinterpret_cast<const MPI_Datatype*>(words_[type])[part];
+    }
+    std::ptrdiff_t at = element(displacements, part, letters_[displacements] == 'A');
+    if (letters_[displacements] == 'd') {
+      const auto layout = layout_of(datatype);
+      if (!layout) return false;
+      at *= layout->extent;
+    }
+    return add_block(blocks, at, count, datatype);
+  }
+
+  const Prototype& prototype_;
+  std::string_view letters_;
+  int width_;
+  std::span<const Word> words_;
+  Group group_;
+};
+
 }  // namespace
 
-const DeviceBackend* device_beyond_mpi() {
+// ------------------------------------------------------------------------------------- whether
+
+bool is_device_in_use() noexcept {
   static const DeviceBackend* const device = present_device();
-  if (!device) return nullptr;
+  if (!device) return false;
   static std::atomic<bool> is_in_use{false};
-  if (!is_in_use.load(std::memory_order_relaxed)) {
-    if (!device->is_in_use()) return nullptr;
-    is_in_use.store(true, std::memory_order_relaxed);
-  }
+  if (is_in_use.load(std::memory_order_relaxed)) return true;
+  if (!device->is_in_use()) return false;
+  is_in_use.store(true, std::memory_order_relaxed);
+  return true;
+}
+
+const DeviceBackend* device_beyond_mpi() {
+  if (!is_device_in_use()) return nullptr;
   static const bool is_wanted = is_staging_wanted();
-  return is_wanted ? device : nullptr;
+  return is_wanted ? present_device() : nullptr;
+}
+
+void forget_layouts() noexcept {
+  for (const std::uintptr_t word : insides->clear()) delete reinterpret_cast<Inside*>(word);
 }
 
 // -------------------------------------------------------------------------------------- copies
 
-HostCopies::HostCopies(const DeviceBackend& device, const Call& call, Member& member)
-    : device_(device), call_(call), in_(member.staging_in), out_(member.staging_out) {
-  stage(member);
-  if (call_.in != call.in || call_.out != call.out) count_staged();
+/// Finds what has to be copied.
+class HostCopies::Maker {
+ public:
+  Maker(const DeviceBackend& device, const Prototype& prototype, int width, std::span<Word> words)
+      : device_(device),
+        prototype_(prototype),
+        words_(words),
+        arguments_(prototype, width, words) {}
+
+  std::unique_ptr<HostCopies> make() {
+    if (!arguments_.look_at_group()) return nullptr;
+    for (std::size_t argument = 0; argument < prototype_.text().size(); ++argument)
+      if (arguments_.is_buffer(argument) && arguments_.is_significant(argument)) look_at(argument);
+    std::unique_ptr<HostCopies> copies;
+    for (const Plan& plan : plans_) {
+      const Span all = hull(span_of(plan.read), span_of(plan.written));
+      if (all.bytes() == 0) continue;
+      // Not the buffer's own address: with a derived type that may be anywhere, as MPI_BOTTOM is.
+      const Word first = moved(plan.address, all.begin);
+      const Memory where = device_.where(reinterpret_cast<const void*>(first));
+      if (where != Memory::device && where != Memory::distant) continue;
+      if (!copies) copies.reset(new HostCopies(device_));
+      copies->buffers_.push_back(buffer(plan, all));
+      for (const std::size_t argument : plan.arguments)
+        words_[argument] = copies->buffers_.back().copy;
+    }
+    return copies;
+  }
+
+ private:
+  /// A buffer of the program.
+  struct Plan {
+    Word address = 0;
+    std::vector<std::size_t> arguments;
+    Blocks read, written;
+  };
+
+  void look_at(std::size_t argument) {
+    const char letter = arguments_.letter(argument);
+    const auto own = arguments_.blocks(argument, letter);
+    if (!own) return;
+    Plan plan{words_[argument], {argument}, {}, {}};
+    switch (letter) {
+      case 's':
+      case 'S':
+      case 'a':
+        plan.read = *own;
+        break;
+      case 'b':
+        if (!arguments_.is_rooted() || arguments_.is_root()) plan.read = *own;
+        if (!arguments_.is_rooted() || !arguments_.is_root()) plan.written = *own;
+        break;
+      default:
+        plan.written = *own;
+        if (arguments_.is_in_place()) plan.read = input_in_place(argument).value_or(*own);
+    }
+    // Buffers that are one, where the program must not: the MPI has to judge that.
+    const Span span = span_of(*own);
+    for (Plan& other : plans_) {
+      const Span its = hull(span_of(other.read), span_of(other.written));
+      if (other.address != plan.address || its.end <= span.begin || span.end <= its.begin) continue;
+      other.arguments.push_back(argument);
+      other.read.insert(other.read.end(), plan.read.begin(), plan.read.end());
+      other.written.insert(other.written.end(), plan.written.begin(), plan.written.end());
+      return;
+    }
+    plans_.push_back(std::move(plan));
+  }
+
+  /// What of an output is the input as well.
+  std::optional<Blocks> input_in_place(std::size_t argument) const {
+    const std::string_view letters = prototype_.text();
+    if (letters.find('a') != letters.npos) return arguments_.blocks(argument, 'a');
+    if (arguments_.letter(argument) == 'R' && letters.find('s') != letters.npos)
+      return arguments_.own_part(argument);
+    return arguments_.blocks(argument, arguments_.letter(argument));
+  }
+
+  Buffer buffer(const Plan& plan, Span all) const {
+    Buffer result;
+    result.original = plan.address;
+    // As far from a multiple of 64 as the buffer: operators may rely on their elements' alignment.
+    constexpr std::uintptr_t kLine = 64;
+    const auto first = static_cast<std::uintptr_t>(moved(plan.address, all.begin));
+    const auto room =
+        reinterpret_cast<std::uintptr_t>(result.memory.get(device_, all.bytes() + 2 * kLine));
+    const std::uintptr_t copy = (room + kLine - 1) / kLine * kLine + first % kLine;
+    result.copy = moved(static_cast<Word>(copy), -all.begin);
+    add(result.read, plan.read);
+    const bool is_known = add(result.written, plan.written);
+    const bool is_message = prototype_.is_message() && !plan.written.empty();
+    if (is_message && plan.read.empty() && plan.written[0].layout.is_plain)
+      result.may_be_short = true;
+    else if ((is_message && plan.read.empty()) || !is_known)
+      // What is not overwritten, in a gap or behind a short message, comes back as it was.
+      add(result.read, plan.written);
+    return result;
+  }
+
+  const DeviceBackend& device_;
+  const Prototype& prototype_;
+  std::span<Word> words_;
+  Arguments arguments_;
+  std::vector<Plan> plans_;
+};
+
+std::unique_ptr<HostCopies> HostCopies::make(const DeviceBackend& device,
+                                             const Prototype& prototype, int width,
+                                             std::span<Word> words) {
+  prepare_tables();
+  return Maker(device, prototype, width, words).make();
 }
 
-HostCopies::~HostCopies() {
-  in_.trim();
-  out_.trim();
+void HostCopies::copy(const Pieces& pieces, Word to, Word from) const {
+  std::vector<Rows> rows;
+  rows.reserve(pieces.size());
+  for (const Piece& piece : pieces)
+    rows.push_back({reinterpret_cast<void*>(moved(to, piece.begin)),
+                    reinterpret_cast<const void*>(moved(from, piece.begin)), piece.width,
+                    piece.count, static_cast<std::size_t>(piece.pitch)});
+  if (!rows.empty()) device_.copy(rows);
 }
 
-void HostCopies::stage(const Member& member) {
-  const auto elements = elements_of(call_, member);
-  if (!elements) return;  // the MPI says what is wrong
-  const auto layout = layout_of(call_.dtype);
-  if (!layout) return;
-  const Span read = layout->span(elements->in), written = layout->span(elements->out);
-
-  // Buffers that are one: in place, or where the program must not (which the MPI has to judge).
-  const bool is_one = call_.in == MPI_IN_PLACE || (call_.in == call_.out && written.bytes() > 0);
-  if (!is_one) call_.in = copy_of(in_, call_.in, read.begin, read.bytes(), /*is_read=*/true);
-  const Span all = is_one ? hull(read, written) : written;
-  void* const out = call_.out;
-  // What lies in the gaps of the result must come back as it was.
-  void* const copy = copy_of(out_, out, all.begin, all.bytes(), is_one || !layout->is_dense);
-  if (copy == out) return;
-  if (call_.in == out) call_.in = copy;
-  call_.out = copy;
-  result_ = moved(out, written.begin);
-  copy_ = moved(copy, written.begin);
-  bytes_ = written.bytes();
+void HostCopies::load() const {
+  for (const Buffer& buffer : buffers_) copy(buffer.read, buffer.copy, buffer.original);
 }
 
-/// What the MPI is to get for `buffer`, of which it uses some bytes from `begin` on: the buffer
-/// itself, if it can reach it.
-void* HostCopies::copy_of(StagingBuffer& memory, const void* buffer, std::ptrdiff_t begin,
-                          std::size_t bytes, bool is_read) {
-  if (bytes == 0) return const_cast<void*>(buffer);
-  // Not the buffer's own address: with a derived type that may be anywhere, as MPI_BOTTOM is.
-  const void* const from = moved(buffer, begin);
-  const Memory where = device_.where(from);
-  if (where != Memory::device && where != Memory::distant) return const_cast<void*>(buffer);
-  // As far from a multiple of 64 as the buffer: operators may rely on their elements' alignment.
-  constexpr std::size_t kLine = 64;
-  const auto room = reinterpret_cast<std::uintptr_t>(memory.get(device_, bytes + 2 * kLine));
-  const std::uintptr_t first = (room + kLine - 1) / kLine * kLine;
-  void* const copy =
-      reinterpret_cast<void*>(first + reinterpret_cast<std::uintptr_t>(from) % kLine);
-  if (is_read) device_.copy(copy, from, bytes);
-  return moved(copy, -begin);
+bool HostCopies::is_status_needed() const {
+  return std::ranges::any_of(buffers_, &Buffer::may_be_short);
 }
 
-void HostCopies::fetch() const {
-  if (bytes_ > 0) device_.copy(result_, copy_, bytes_);
+namespace {
+
+/// How much of a message came.
+std::size_t bytes_of(const MPI_Status* status) {
+  const Library& mpi = library();
+  int is_cancelled = 0;
+  MPI_Count bytes = 0;
+  if (!status || mpi.Test_cancelled(status, &is_cancelled) != MPI_SUCCESS || is_cancelled ||
+      mpi.Get_elements_x(status, MPI_BYTE, &bytes) != MPI_SUCCESS || bytes < 0)
+    return 0;
+  return static_cast<std::size_t>(bytes);
+}
+
+}  // namespace
+
+void HostCopies::fetch(const MPI_Status* status) const {
+  for (const Buffer& buffer : buffers_) {
+    if (!buffer.may_be_short) {
+      copy(buffer.written, buffer.original, buffer.copy);
+      continue;
+    }
+    Pieces arrived = buffer.written;
+    arrived[0].width = std::min(arrived[0].width, bytes_of(status));
+    if (arrived[0].width > 0) copy(arrived, buffer.original, buffer.copy);
+  }
+}
+
+// --------------------------------------------------------------------------------------- calls
+
+const Prototype& prototype_of(Collective collective) {
+  static constexpr Prototype allreduce("srntoc"), reduce("sgnto@c"), reduce_scatter("arNtoc"),
+      reduce_scatter_block("arntoc");
+  switch (collective) {
+    case Collective::reduce:
+      return reduce;
+    case Collective::reduce_scatter:
+      return reduce_scatter;
+    case Collective::reduce_scatter_block:
+      return reduce_scatter_block;
+    default:
+      return allreduce;
+  }
+}
+
+std::array<Word, 7> words_of(const Call& call) {
+  std::array<Word, 7> words = {to_word(call.in),    to_word(call.out), call.count,
+                               to_word(call.dtype), to_word(call.op),  to_word(call.comm)};
+  if (call.collective == Collective::reduce) {
+    words[6] = words[5];
+    words[5] = call.root;
+  }
+  return words;
+}
+
+void count_staged_reduction() { count_staged(/*is_reduction=*/true); }
+
+int call_with_buffers_on_host(Entry entry, const Prototype& prototype, int width,
+                              std::span<Word> words) noexcept {
+  const Library& mpi = library();
+  const MPI_Comm comm =
+      prototype.has('c') ? from_word<MPI_Comm>(words[prototype.at('c')]) : MPI_COMM_SELF;
+  try {
+    sweep_staged();
+    const DeviceBackend* const device = device_beyond_mpi();
+    auto copies = device ? HostCopies::make(*device, prototype, width, words) : nullptr;
+    if (!copies) return mpi.call(entry, words);
+    count_staged(/*is_reduction=*/false);
+    const bool is_persistent = prototype.has('Q');
+    if (!is_persistent) copies->load();
+    MPI_Status own;
+    const MPI_Status* status = nullptr;
+    if (prototype.has('x')) {
+      Word& word = words[prototype.at('x')];
+      if (word == to_word(MPI_STATUS_IGNORE)) word = to_word(&own);
+      status = reinterpret_cast<const MPI_Status*>(word);
+    }
+    const int result = mpi.call(entry, words);
+    if (result != MPI_SUCCESS) return result;
+    if (is_persistent || prototype.has('q'))
+      return keep(std::move(copies), is_persistent, comm,
+                  reinterpret_cast<MPI_Request*>(words[prototype.at(is_persistent ? 'Q' : 'q')]));
+    copies->fetch(status);
+    return MPI_SUCCESS;
+  } catch (const std::exception& error) {
+    return raise(comm, error);
+  }
 }
 
 }  // namespace trib::mpi

@@ -1,57 +1,106 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Reductions that are left to an MPI which knows nothing of GPUs. It would crash on buffers in a
-// GPU's memory, so that it gets copies of them in host memory, and its result is copied back.
-// intercept.hpp calls this; StagingBuffer (comm/staging.hpp) holds the copies.
+// Calls that are left to an MPI which knows nothing of GPUs. It would crash on buffers in a GPU's
+// memory, so that it gets copies of them in host memory, and what it writes is copied back.
+// intercept.hpp and intercept.cpp call this, prototypes.hpp says what is a buffer; requests that
+// carry such copies are staged_requests.hpp's.
 #pragma once
 
-#include "mpi/communicators.hpp"
+#include <array>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "comm/staging.hpp"
+#include "mpi/library.hpp"
+#include "mpi/prototypes.hpp"
 #include "mpi/translate.hpp"
 
 namespace trib::mpi {
 
+/// Whether the process uses a device: all that a call pays where it does not.
+bool is_device_in_use() noexcept;
+
 /// The device whose buffers must be kept from the MPI. Null: the process uses none, or the MPI
-/// takes its buffers. All that a call pays in a process without a GPU. Throws Error if a setting is
-/// wrong.
+/// takes its buffers. Throws Error if a setting is wrong.
 const DeviceBackend* device_beyond_mpi();
+
+/// The end of MPI: types mean nothing any more.
+void forget_layouts() noexcept;
+
+/// Rows of bytes, from the address that the MPI is given for a buffer.
+struct Piece {
+  std::ptrdiff_t begin = 0;
+  std::size_t width = 0, count = 1;
+  std::ptrdiff_t pitch = 0;
+};
+using Pieces = std::vector<Piece>;
 
 /// Copies of one call's buffers.
 class HostCopies {
  public:
-  /// Copies what the MPI may read. Throws Error.
-  HostCopies(const DeviceBackend& device, const Call& call, Member& member);
-  ~HostCopies();
-  HostCopies(const HostCopies&) = delete;
-  HostCopies& operator=(const HostCopies&) = delete;
+  /// Puts the addresses of copies in place of those buffers in `words` that are on the device. Null
+  /// where none is. The copies hold nothing before load(). Throws Error.
+  static std::unique_ptr<HostCopies> make(const DeviceBackend& device, const Prototype& prototype,
+                                          int width, std::span<Word> words);
 
-  /// The call that the MPI is to get: with the copies for the buffers that are on the device.
-  const Call& call() const { return call_; }
-  /// After the MPI's call: copies the result to where it belongs. Throws Error.
-  void fetch() const;
+  /// Before the MPI's call: copies what it may read. Throws Error.
+  void load() const;
+  /// After it: copies what it wrote to where it belongs. Throws Error. Null: no status is known.
+  void fetch(const MPI_Status* status) const;
+  /// fetch() looks at the call's status: a message may be shorter than the buffer for it.
+  bool is_status_needed() const;
 
  private:
-  void stage(const Member& member);
-  void* copy_of(StagingBuffer& memory, const void* buffer, std::ptrdiff_t begin, std::size_t bytes,
-                bool is_read);
+  struct Buffer {
+    Word original = 0, copy = 0;  // addresses, as the MPI is given them
+    Pieces read, written;
+    bool may_be_short = false;  // what comes may be less than `written`, which then is one row
+    StagingBuffer memory;
+  };
+  class Maker;
+
+  explicit HostCopies(const DeviceBackend& device) : device_(device) {}
+  void copy(const Pieces& pieces, Word to, Word from) const;
 
   const DeviceBackend& device_;
-  Call call_;
-  StagingBuffer &in_, &out_;  // the communicator's
-  // The result: where it belongs, and where it is. No bytes: not on the device, or there is none.
-  void* result_ = nullptr;
-  const void* copy_ = nullptr;
-  std::size_t bytes_ = 0;
+  std::vector<Buffer> buffers_;
 };
 
-/// Makes the call, `original(call)`, with buffers that the MPI can reach.
+const Prototype& prototype_of(Collective collective);
+/// The arguments of a reduction, in its prototype's order.
+std::array<Word, 7> words_of(const Call& call);
+void count_staged_reduction();
+
+/// The call is made, and its copies have to stay until `request` has come to its end.
+int keep(std::unique_ptr<HostCopies> copies, bool is_persistent, MPI_Comm comm,
+         MPI_Request* request);
+
+/// Makes a reduction, `original(call)`, with buffers that the MPI can reach. Throws Error.
+/// `request`: of a call that is not blocking.
 template <class Original>
-int with_buffers_on_host(const Call& call, Member& member, const Original& original) {
-  const DeviceBackend* const device = device_beyond_mpi();
+int with_buffers_on_host(const Call& call, MPI_Request* request, const Original& original) {
+  const DeviceBackend* const device = is_device_in_use() ? device_beyond_mpi() : nullptr;
   if (!device) [[likely]]
     return original(call);
-  const HostCopies copies(*device, call, member);
-  const int status = original(copies.call());
-  if (status == MPI_SUCCESS) copies.fetch();
-  return status;
+  std::array<Word, 7> words = words_of(call);
+  auto copies = HostCopies::make(*device, prototype_of(call.collective), call.width, words);
+  if (!copies) return original(call);
+  count_staged_reduction();
+  Call passed = call;
+  passed.in = reinterpret_cast<const void*>(words[0]);
+  passed.out = reinterpret_cast<void*>(words[1]);
+  if (call.form != Form::persistent) copies->load();
+  const int status = original(passed);
+  if (status != MPI_SUCCESS) return status;
+  if (call.form != Form::blocking)
+    return keep(std::move(copies), call.form == Form::persistent, call.comm, request);
+  copies->fetch(nullptr);
+  return MPI_SUCCESS;
 }
+
+/// Makes the call of `entry`, whose arguments are `words`, with buffers that the MPI can reach.
+int call_with_buffers_on_host(Entry entry, const Prototype& prototype, int width,
+                              std::span<Word> words) noexcept;
 
 }  // namespace trib::mpi

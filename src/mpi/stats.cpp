@@ -22,9 +22,16 @@ namespace trib::mpi {
 namespace {
 
 // Calls left to the MPI are counted by reason, and behind the reasons once more if they got copies
-// of GPU buffers.
+// of GPU buffers. Last come calls that are no reductions, and got such copies.
 constexpr std::size_t kStaged = kDeclines;
-constexpr std::size_t kLeft = kDeclines + 1;
+constexpr std::size_t kStagedOthers = kDeclines + 1;
+constexpr std::size_t kLeft = kDeclines + 2;
+
+const char* text_of_left(std::size_t reason) {
+  if (reason == kStaged) return "(of these, GPU buffers through host memory)";
+  if (reason == kStagedOthers) return "others, GPU buffers through host memory";
+  return text(static_cast<Decline>(reason));
+}
 
 struct Counters {
   double calls = 0, bytes = 0, seconds = 0;
@@ -163,10 +170,7 @@ void print(const std::vector<Row>& rows, int size, const std::string& whose) {
     add("  %-47s %12s\n", "left to the MPI", "calls");
     for (std::size_t reason = 0; reason < left.size(); ++reason) {
       if (left[reason] == 0) continue;
-      add("  %-47s %12.8g\n",
-          reason == kStaged ? "(of these, GPU buffers through host memory)"
-                            : trib::text(static_cast<Decline>(reason)),
-          left[reason] / size);
+      add("  %-47s %12.8g\n", text_of_left(reason), left[reason] / size);
     }
   }
   // One write, so that lines of other ranks do not come between.
@@ -179,7 +183,9 @@ void count_declined(Decline reason) {
   state->left[static_cast<std::size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
 }
 
-void count_staged() { state->left[kStaged].fetch_add(1, std::memory_order_relaxed); }
+void count_staged(bool is_reduction) {
+  state->left[is_reduction ? kStaged : kStagedOthers].fetch_add(1, std::memory_order_relaxed);
+}
 
 void keep_counters(const Member& member) {
   const std::lock_guard lock(state->mutex);

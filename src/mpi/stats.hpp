@@ -9,8 +9,8 @@ namespace trib::mpi {
 /// Counts a call that is left to the MPI.
 void count_declined(Decline reason);
 
-/// Counts one of them that got copies of its GPU buffers.
-void count_staged();
+/// Counts one of them that got copies of its GPU buffers, or any other call that did.
+void count_staged(bool is_reduction);
 
 /// Keeps the counters of a communicator that goes away.
 void keep_counters(const Member& member);

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "mpi/staged_requests.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "mpi/handle_map.hpp"
+#include "mpi/immortal.hpp"
+#include "mpi/library.hpp"
+#include "mpi/report.hpp"
+#include "mpi/requests.hpp"
+#include "mpi/staging.hpp"
+
+namespace trib::mpi {
+
+namespace {
+
+struct Record {
+  MPI_Request request;
+  MPI_Comm comm;  // whose error handler hears of failures
+  std::unique_ptr<HostCopies> copies;
+  bool is_persistent;
+  bool is_active;
+  bool is_fetched = false;  // MPI_Request_get_status has told the program of the end
+};
+
+constinit Immortal<HandleMap> records;
+
+Record* find(MPI_Request request) {
+  return reinterpret_cast<Record*>(records->find(to_word(request)));
+}
+
+/// The program does not hold the request any more. The MPI may have given its handle to another.
+void forget(Record* record) {
+  records->erase(to_word(record->request), reinterpret_cast<std::uintptr_t>(record));
+  --requests_held;
+  delete record;
+}
+
+/// Freed by the program while they were active: the MPI may still use the copies.
+struct Orphans {
+  std::mutex mutex;
+  std::vector<Record*> records;
+  std::atomic<int> count{0};
+};
+Orphans& orphans() {
+  static Orphans& orphans = *new Orphans;
+  return orphans;
+}
+
+/// Throws Error. Null: no status is known.
+void fetch(Record& record, const MPI_Status* status) {
+  if (!std::exchange(record.is_fetched, true)) record.copies->fetch(status);
+}
+
+/// The requests in a list that have records, before the MPI is asked about their end.
+class Found {
+ public:
+  Found(int count, const MPI_Request* requests) {
+    for (int i = 0; requests && i < count; ++i)
+      if (Record* const record = find(requests[i])) found_.push_back({i, record});
+  }
+  bool is_empty() const { return found_.empty(); }
+  Record* at(int index) const {
+    const auto entry = std::ranges::lower_bound(found_, index, {}, &Entry::index);
+    return entry != found_.end() && entry->index == index ? entry->record : nullptr;
+  }
+  template <class Visit>
+  void for_each(Visit&& visit) const {
+    for (const auto& [index, record] : found_) visit(index, *record);
+  }
+
+ private:
+  struct Entry {
+    int index;
+    Record* record;
+  };
+  std::vector<Entry> found_;
+};
+
+/// Which of a list a function has reported, with the status of each.
+class Reported {
+ public:
+  void all(int count, const MPI_Status* statuses) {
+    for (int i = 0; i < count; ++i) one(i, statuses + i);
+  }
+  void some(int count, const int* indices, const MPI_Status* statuses) {
+    for (int i = 0; count != MPI_UNDEFINED && i < count; ++i) one(indices[i], statuses + i);
+  }
+  void one(int index, const MPI_Status* status) {
+    if (index != MPI_UNDEFINED) reported_.push_back({index, status});
+  }
+  const auto& operator*() const { return reported_; }
+
+ private:
+  struct Entry {
+    int index;
+    const MPI_Status* status;
+  };
+  std::vector<Entry> reported_;
+};
+
+bool is_error_in_status(int code) {
+  int error_class = code;
+  return code != MPI_SUCCESS && library().Error_class(code, &error_class) == MPI_SUCCESS &&
+         error_class == MPI_ERR_IN_STATUS;
+}
+
+/// After a function has returned `result`: fetches what arrived. `requests` is null where the
+/// program keeps its requests all the same.
+int finish(const Found& found, const Reported& reported, MPI_Request* requests, int result) {
+  const bool is_in_status = is_error_in_status(result);
+  int failure = MPI_SUCCESS;
+  for (const auto& [index, status] : *reported) {
+    Record* const record = found.at(index);
+    if (!record || !record->is_active) continue;
+    if (is_in_status && status->MPI_ERROR == MPI_ERR_PENDING) continue;
+    const MPI_Comm comm = record->comm;
+    try {
+      if (result == MPI_SUCCESS || (is_in_status && status->MPI_ERROR == MPI_SUCCESS))
+        fetch(*record, status);
+    } catch (const std::exception& error) {
+      failure = raise(comm, error);
+    }
+    if (requests && record->is_persistent) record->is_active = false;
+  }
+  if (requests)
+    found.for_each([&](int index, Record& record) {
+      if (!record.is_persistent && requests[index] == MPI_REQUEST_NULL) forget(&record);
+    });
+  return result == MPI_SUCCESS ? failure : result;
+}
+
+/// Statuses to look at, whether the program wants any or not.
+class Statuses {
+ public:
+  Statuses(int count, MPI_Status* wanted, const MPI_Status* ignore) : statuses_(wanted) {
+    if (wanted != ignore) return;
+    own_.resize(static_cast<std::size_t>(count));
+    statuses_ = own_.data();
+  }
+  MPI_Status* get() { return statuses_; }
+
+ private:
+  std::vector<MPI_Status> own_;
+  MPI_Status* statuses_;
+};
+
+/// Makes `call(statuses)`, after which `report(reported, statuses)` says what it has reported.
+template <class Call, class Report>
+int complete(int count, const MPI_Request* requests, bool are_kept, MPI_Status* wanted,
+             const MPI_Status* ignore, Call&& call, Report&& report) {
+  sweep_staged();
+  const Found found(count, requests);
+  if (found.is_empty()) return call(wanted);
+  Statuses statuses(count, wanted, ignore);
+  const int result = call(statuses.get());
+  Reported reported;
+  report(reported, statuses.get());
+  return finish(found, reported,
+                are_kept ? nullptr : const_cast<MPI_Request*>(requests),  // NOLINT
+                result);
+}
+
+/// Copies what the MPI may read, and makes `call()`, which starts the requests.
+template <class Call>
+int begin(int count, const MPI_Request* requests, Call&& call) {
+  sweep_staged();
+  const Found found(count, requests);
+  if (found.is_empty()) return call();
+  std::vector<Record*> started;
+  MPI_Comm comm = MPI_COMM_SELF;
+  try {
+    found.for_each([&](int, Record& record) {
+      if (!record.is_persistent || record.is_active) return;  // the MPI says what is wrong
+      comm = record.comm;
+      record.copies->load();
+      started.push_back(&record);
+    });
+  } catch (const std::exception& error) {
+    return raise(comm, error);
+  }
+  const int result = call();
+  if (result == MPI_SUCCESS)
+    for (Record* const record : started) {
+      record->is_active = true;
+      record->is_fetched = false;
+    }
+  return result;
+}
+
+}  // namespace
+
+// -------------------------------------------------------------------------------- where they begin
+
+int keep(std::unique_ptr<HostCopies> copies, bool is_persistent, MPI_Comm comm,
+         MPI_Request* request) {
+  if (!is_persistent) {
+    // What is at its end already needs no record, and gets none: MPIs hand out one and the same
+    // request for all messages that are sent at once.
+    int is_done = 1;
+    MPI_Status status;
+    if (*request == MPI_REQUEST_NULL) {
+      copies->fetch(nullptr);
+      return MPI_SUCCESS;
+    }
+    if (library().Request_get_status(*request, &is_done, &status) == MPI_SUCCESS && is_done) {
+      copies->fetch(&status);
+      return MPI_SUCCESS;
+    }
+  }
+  auto record =
+      std::make_unique<Record>(*request, comm, std::move(copies), is_persistent, !is_persistent);
+  records->insert(to_word(*request), reinterpret_cast<std::uintptr_t>(record.get()));
+  record.release();
+  ++requests_held;
+  return MPI_SUCCESS;
+}
+
+void sweep_staged() noexcept {
+  Orphans& all = orphans();
+  if (all.count.load(std::memory_order_relaxed) == 0) return;
+  const std::unique_lock lock(all.mutex, std::try_to_lock);
+  if (!lock) return;
+  std::erase_if(all.records, [&](Record* record) {
+    int is_done = 0;
+    MPI_Status status;
+    const int result = library().Test(&record->request, &is_done, &status);
+    if (result == MPI_SUCCESS && !is_done) return false;
+    try {
+      if (result == MPI_SUCCESS) fetch(*record, &status);
+    } catch (const std::exception&) {
+      // Nobody is left who could hear of it.
+    }
+    if (record->request != MPI_REQUEST_NULL) library().Request_free(&record->request);
+    --requests_held;
+    delete record;
+    --all.count;
+    return true;
+  });
+}
+
+void end_staged() noexcept {
+  sweep_staged();
+  Orphans& all = orphans();
+  const std::lock_guard lock(all.mutex);
+  // The MPI may still read the copies of the others while it ends.
+  for (Record* const record : all.records) library().Request_free(&record->request);
+  all.records.clear();
+  all.count = 0;
+  records->clear();
+}
+
+namespace staged {
+
+int start(MPI_Request* request) {
+  return begin(1, request, [&] { return mpi::start(request); });
+}
+
+int start_all(int count, MPI_Request* requests) {
+  return begin(count, requests, [&] { return mpi::start_all(count, requests); });
+}
+
+// ---------------------------------------------------------------------------- where they end
+
+int wait(MPI_Request* request, MPI_Status* status) {
+  return complete(
+      1, request, false, status, MPI_STATUS_IGNORE,
+      [&](MPI_Status* its) { return mpi::wait(request, its); },
+      [](Reported& reported, const MPI_Status* its) { reported.one(0, its); });
+}
+
+int wait_all(int count, MPI_Request* requests, MPI_Status* statuses) {
+  return complete(
+      count, requests, false, statuses, MPI_STATUSES_IGNORE,
+      [&](MPI_Status* its) { return mpi::wait_all(count, requests, its); },
+      [&](Reported& reported, const MPI_Status* its) { reported.all(count, its); });
+}
+
+int wait_any(int count, MPI_Request* requests, int* index, MPI_Status* status) {
+  return complete(
+      count, requests, false, status, MPI_STATUS_IGNORE,
+      [&](MPI_Status* its) { return mpi::wait_any(count, requests, index, its); },
+      [&](Reported& reported, const MPI_Status* its) { reported.one(*index, its); });
+}
+
+int wait_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses) {
+  return complete(
+      count, requests, false, statuses, MPI_STATUSES_IGNORE,
+      [&](MPI_Status* its) { return mpi::wait_some(count, requests, done, indices, its); },
+      [&](Reported& reported, const MPI_Status* its) { reported.some(*done, indices, its); });
+}
+
+int test(MPI_Request* request, int* flag, MPI_Status* status) {
+  return complete(
+      1, request, false, status, MPI_STATUS_IGNORE,
+      [&](MPI_Status* its) { return mpi::test(request, flag, its); },
+      [&](Reported& reported, const MPI_Status* its) {
+        if (*flag) reported.one(0, its);
+      });
+}
+
+int test_all(int count, MPI_Request* requests, int* flag, MPI_Status* statuses) {
+  return complete(
+      count, requests, false, statuses, MPI_STATUSES_IGNORE,
+      [&](MPI_Status* its) { return mpi::test_all(count, requests, flag, its); },
+      [&](Reported& reported, const MPI_Status* its) {
+        if (*flag) reported.all(count, its);
+      });
+}
+
+int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status* status) {
+  return complete(
+      count, requests, false, status, MPI_STATUS_IGNORE,
+      [&](MPI_Status* its) { return mpi::test_any(count, requests, index, flag, its); },
+      [&](Reported& reported, const MPI_Status* its) {
+        if (*flag) reported.one(*index, its);
+      });
+}
+
+int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses) {
+  return complete(
+      count, requests, false, statuses, MPI_STATUSES_IGNORE,
+      [&](MPI_Status* its) { return mpi::test_some(count, requests, done, indices, its); },
+      [&](Reported& reported, const MPI_Status* its) { reported.some(*done, indices, its); });
+}
+
+int get_status(MPI_Request request, int* flag, MPI_Status* status) {
+  return complete(
+      1, &request, true, status, MPI_STATUS_IGNORE,
+      [&](MPI_Status* its) { return mpi::get_status(request, flag, its); },
+      [&](Reported& reported, const MPI_Status* its) {
+        if (*flag) reported.one(0, its);
+      });
+}
+
+int get_status_all(int count, const MPI_Request* requests, int* flag, MPI_Status* statuses) {
+  return complete(
+      count, requests, true, statuses, MPI_STATUSES_IGNORE,
+      [&](MPI_Status* its) { return mpi::get_status_all(count, requests, flag, its); },
+      [&](Reported& reported, const MPI_Status* its) {
+        if (*flag) reported.all(count, its);
+      });
+}
+
+int get_status_any(int count, const MPI_Request* requests, int* index, int* flag,
+                   MPI_Status* status) {
+  return complete(
+      count, requests, true, status, MPI_STATUS_IGNORE,
+      [&](MPI_Status* its) { return mpi::get_status_any(count, requests, index, flag, its); },
+      [&](Reported& reported, const MPI_Status* its) {
+        if (*flag) reported.one(*index, its);
+      });
+}
+
+int get_status_some(int count, const MPI_Request* requests, int* done, int* indices,
+                    MPI_Status* statuses) {
+  return complete(
+      count, requests, true, statuses, MPI_STATUSES_IGNORE,
+      [&](MPI_Status* its) { return mpi::get_status_some(count, requests, done, indices, its); },
+      [&](Reported& reported, const MPI_Status* its) { reported.some(*done, indices, its); });
+}
+
+int free_request(MPI_Request* request) {
+  Record* const record = request ? find(*request) : nullptr;
+  if (!record) return mpi::free_request(request);
+  if (!record->is_active || record->is_fetched) {
+    const int result = mpi::free_request(request);
+    if (result == MPI_SUCCESS) forget(record);
+    return result;
+  }
+  // The MPI keeps it until it is done, which it could not tell of a request that was freed.
+  *request = MPI_REQUEST_NULL;
+  records->erase(to_word(record->request), reinterpret_cast<std::uintptr_t>(record));
+  Orphans& all = orphans();
+  const std::lock_guard lock(all.mutex);
+  all.records.push_back(record);
+  ++all.count;
+  return MPI_SUCCESS;
+}
+
+}  // namespace staged
+
+}  // namespace trib::mpi
