@@ -171,7 +171,7 @@ void* Library::find(const char* function) const {
   return handle ? dlsym(handle, function) : nullptr;
 }
 
-int Library::call(Entry entry, std::span<const Word> words) const {
+int Library::call_with(Entry entry, std::span<const Word> words) const {
   const auto with = [&]<std::size_t... i>(std::index_sequence<i...>) {
     return call(entry, words[i]...);
   };

@@ -87,7 +87,7 @@ struct Library {
     const auto function = reinterpret_cast<int (*)(Words...)>(original[static_cast<int>(entry)]);
     return function ? function(words...) : missing(entry);
   }
-  int call(Entry entry, std::span<const Word> words) const;
+  int call_with(Entry entry, std::span<const Word> words) const;
 
  private:
   static int missing(Entry entry);

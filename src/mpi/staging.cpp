@@ -634,7 +634,7 @@ int call_with_buffers_on_host(Entry entry, const Prototype& prototype, int width
     sweep_staged();
     const DeviceBackend* const device = device_beyond_mpi();
     auto copies = device ? HostCopies::make(*device, prototype, width, words) : nullptr;
-    if (!copies) return mpi.call(entry, words);
+    if (!copies) return mpi.call_with(entry, words);
     count_staged(/*is_reduction=*/false);
     const bool is_persistent = prototype.has('Q');
     if (!is_persistent) copies->load();
@@ -645,7 +645,7 @@ int call_with_buffers_on_host(Entry entry, const Prototype& prototype, int width
       if (word == to_word(MPI_STATUS_IGNORE)) word = to_word(&own);
       status = reinterpret_cast<const MPI_Status*>(word);
     }
-    const int result = mpi.call(entry, words);
+    const int result = mpi.call_with(entry, words);
     if (result != MPI_SUCCESS) return result;
     if (is_persistent || prototype.has('q'))
       return keep(std::move(copies), is_persistent, comm,
