@@ -48,15 +48,6 @@ class HandleMap {
                : 0;
   }
 
-  /// Unless something else has taken its place.
-  bool erase(Word key, std::uintptr_t value) {
-    const std::lock_guard lock(mutex_);
-    if (tables_.empty()) return false;
-    Slot* slot = tables_.back()->at(key);
-    return slot->key.load(std::memory_order_relaxed) == key &&
-           slot->value.compare_exchange_strong(value, 0, std::memory_order_acq_rel);
-  }
-
   /// Returns all values that were there.
   std::vector<std::uintptr_t> clear() {
     const std::lock_guard lock(mutex_);

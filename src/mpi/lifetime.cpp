@@ -56,8 +56,8 @@ void end_init() noexcept { begin_world(); }
 void begin_finalize() noexcept {
   if (finalize_depth++ > 0) return;
   if (!library().is_ours || !is_world_running()) return;
-  end_requests();
   end_staged();
+  end_requests();
   end_of_mpi(/*is_world=*/true);
 }
 

@@ -32,9 +32,16 @@ Record* find(MPI_Request request) {
   return reinterpret_cast<Record*>(records->find(to_word(request)));
 }
 
-/// The program does not hold the request any more. The MPI may have given its handle to another.
+void put(Record* record) {
+  records->insert(to_word(record->request), reinterpret_cast<std::uintptr_t>(record));
+}
+/// As long as the MPI may come to the request's end: from then on its handle may be another's.
+Record* take(MPI_Request request) {
+  return find(request) ? reinterpret_cast<Record*>(records->erase(to_word(request))) : nullptr;
+}
+
+/// The program does not hold the request any more.
 void forget(Record* record) {
-  records->erase(to_word(record->request), reinterpret_cast<std::uintptr_t>(record));
   --requests_held;
   delete record;
 }
@@ -55,12 +62,13 @@ void fetch(Record& record, const MPI_Status* status) {
   if (!std::exchange(record.is_fetched, true)) record.copies->fetch(status);
 }
 
-/// The requests in a list that have records, before the MPI is asked about their end.
+/// The requests in a list that have records.
 class Found {
  public:
-  Found(int count, const MPI_Request* requests) {
+  template <class Find>
+  Found(int count, const MPI_Request* requests, Find&& find_record) {
     for (int i = 0; requests && i < count; ++i)
-      if (Record* const record = find(requests[i])) found_.push_back({i, record});
+      if (Record* const record = find_record(requests[i])) found_.push_back({i, record});
   }
   bool is_empty() const { return found_.empty(); }
   Record* at(int index) const {
@@ -108,8 +116,8 @@ bool is_error_in_status(int code) {
          error_class == MPI_ERR_IN_STATUS;
 }
 
-/// After a function has returned `result`: fetches what arrived. `requests` is null where the
-/// program keeps its requests all the same.
+/// After a function has returned `result`: fetches what arrived. `requests` is null where requests
+/// are kept, whatever is reported.
 int finish(const Found& found, const Reported& reported, MPI_Request* requests, int result) {
   const bool is_in_status = is_error_in_status(result);
   int failure = MPI_SUCCESS;
@@ -128,7 +136,10 @@ int finish(const Found& found, const Reported& reported, MPI_Request* requests, 
   }
   if (requests)
     found.for_each([&](int index, Record& record) {
-      if (!record.is_persistent && requests[index] == MPI_REQUEST_NULL) forget(&record);
+      if (record.is_persistent || requests[index] != MPI_REQUEST_NULL)
+        put(&record);
+      else
+        forget(&record);
     });
   return result == MPI_SUCCESS ? failure : result;
 }
@@ -153,7 +164,7 @@ template <class Call, class Report>
 int complete(int count, const MPI_Request* requests, bool are_kept, MPI_Status* wanted,
              const MPI_Status* ignore, Call&& call, Report&& report) {
   sweep_staged();
-  const Found found(count, requests);
+  const Found found(count, requests, are_kept ? find : take);
   if (found.is_empty()) return call(wanted);
   Statuses statuses(count, wanted, ignore);
   const int result = call(statuses.get());
@@ -168,7 +179,7 @@ int complete(int count, const MPI_Request* requests, bool are_kept, MPI_Status* 
 template <class Call>
 int begin(int count, const MPI_Request* requests, Call&& call) {
   sweep_staged();
-  const Found found(count, requests);
+  const Found found(count, requests, find);
   if (found.is_empty()) return call();
   std::vector<Record*> started;
   MPI_Comm comm = MPI_COMM_SELF;
@@ -213,7 +224,7 @@ int keep(std::unique_ptr<HostCopies> copies, bool is_persistent, MPI_Comm comm,
   }
   auto record =
       std::make_unique<Record>(*request, comm, std::move(copies), is_persistent, !is_persistent);
-  records->insert(to_word(*request), reinterpret_cast<std::uintptr_t>(record.get()));
+  put(record.get());
   record.release();
   ++requests_held;
   return MPI_SUCCESS;
@@ -235,8 +246,7 @@ void sweep_staged() noexcept {
       // Nobody is left who could hear of it.
     }
     if (record->request != MPI_REQUEST_NULL) library().Request_free(&record->request);
-    --requests_held;
-    delete record;
+    forget(record);
     --all.count;
     return true;
   });
@@ -364,16 +374,14 @@ int get_status_some(int count, const MPI_Request* requests, int* done, int* indi
 }
 
 int free_request(MPI_Request* request) {
-  Record* const record = request ? find(*request) : nullptr;
+  Record* const record = request ? take(*request) : nullptr;
   if (!record) return mpi::free_request(request);
   if (!record->is_active || record->is_fetched) {
-    const int result = mpi::free_request(request);
-    if (result == MPI_SUCCESS) forget(record);
-    return result;
+    forget(record);
+    return mpi::free_request(request);
   }
   // The MPI keeps it until it is done, which it could not tell of a request that was freed.
   *request = MPI_REQUEST_NULL;
-  records->erase(to_word(record->request), reinterpret_cast<std::uintptr_t>(record));
   Orphans& all = orphans();
   const std::lock_guard lock(all.mutex);
   all.records.push_back(record);

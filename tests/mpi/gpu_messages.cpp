@@ -624,7 +624,7 @@ int main(int argc, char** argv) {
   bottom();
   thousands();
   freed_and_cancelled();
-  errors();
+  if (size > 1) errors();  // Open MPI 5.0.11 does not see that of a message to itself
   if (provided == MPI_THREAD_MULTIPLE) threads();
   for (std::size_t i = 1; i < types.size(); ++i) {
     MPI_Datatype handle = types[i].handle;
