@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -48,15 +47,20 @@ class Areas {
     return true;
   }
   void* allocate_pinned(std::size_t bytes) {
-    void* const memory = std::malloc(bytes);
+    // Not from the heap: some MPIs write beyond what they allocate there.
+    void* const memory =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return nullptr;
     const std::lock_guard lock(mutex_);
     pinned_[static_cast<char*>(memory)] = {bytes};
     return memory;
   }
   bool free_pinned(void* memory) {
     const std::lock_guard lock(mutex_);
-    if (pinned_.erase(static_cast<char*>(memory)) == 0) return false;
-    std::free(memory);
+    const auto found = pinned_.find(static_cast<char*>(memory));
+    if (found == pinned_.end()) return false;
+    munmap(memory, found->second.bytes);
+    pinned_.erase(found);
     return true;
   }
 
@@ -162,7 +166,7 @@ int cuMemFree_v2(unsigned long long memory) {
 }
 int cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
   *memory = areas().allocate_pinned(bytes);
-  return 0;
+  return *memory == nullptr;
 }
 int cuMemFreeHost(void* memory) { return !areas().free_pinned(memory); }
 int cuMemcpy(unsigned long long to, unsigned long long from, std::size_t bytes) {
