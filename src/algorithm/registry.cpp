@@ -26,6 +26,13 @@ constexpr Algorithm kAlgorithms[] = {
      .association = Association::rank_order,
      .collectives = kEveryCollective,
      .schedule = two_shot},
+    {.name = "grouped_two_shot",
+     .summary = "two_shot in groups of ranks, then across the groups",
+     .source = "hierarchical reductions, with every rank a leader",
+     .steps = "4",
+     .bytes = "2n(1 + 1/sqrt(p))",
+     .association = Association::groups,
+     .schedule = grouped_two_shot},
     {.name = "rootless",
      .summary = "two_shot, but the root of a Reduce folds nothing",
      .source = "two_shot, for links that are the bottleneck",
@@ -80,8 +87,8 @@ constexpr Algorithm kAlgorithms[] = {
 }  // namespace
 
 std::string_view name(Association association) {
-  constexpr std::string_view names[] = {"rank_order", "ring",  "hypercube",
-                                        "tree2",      "tree4", "tree8"};
+  constexpr std::string_view names[] = {"rank_order", "groups", "ring", "hypercube",
+                                        "tree2",      "tree4",  "tree8"};
   return names[static_cast<int>(association)];
 }
 

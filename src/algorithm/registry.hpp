@@ -14,6 +14,7 @@ namespace trib {
 /// the same association give the same bits (ring: also if the chunks are the same).
 enum class Association {
   rank_order,  ///< a left fold over ranks 0, 1, 2, ...
+  groups,      ///< a left fold in blocks of consecutive ranks, then one over the blocks
   ring,        ///< each chunk in ring order, starting behind its owner
   hypercube,   ///< neighbours beyond a power of two first, then pairwise by distance 1, 2, 4, ...
   tree2,       ///< by subtree of a binomial tree rooted at the root (rank 0 where there is none)

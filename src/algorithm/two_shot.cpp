@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Two-shot: each rank folds a p-th of the vector for all.
-// Next: ring.cpp, where partial sums travel.
+// Next: grouped_two_shot.cpp, the same in two levels.
 #include "algorithm/algorithms.hpp"
 
 namespace trib {
