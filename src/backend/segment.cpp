@@ -25,6 +25,7 @@ namespace {
 using Nonce = std::array<std::uint64_t, 2>;
 
 constexpr std::size_t kPage = 4096;
+constexpr std::size_t kHugePage = 2 << 20;
 
 /// What rank 0 tells the others.
 struct Offer {
@@ -46,6 +47,36 @@ int allocate(int fd, off_t offset, off_t bytes) {
   for (int attempt = 0; attempt < 100 && error == EINTR; ++attempt)
     error = ::posix_fallocate(fd, offset, bytes);
   return error;
+}
+
+/// Bytes before the first region. Regions of whole huge pages begin with one, in the file and in
+/// memory.
+std::size_t head_of(std::size_t bytes_per_rank) {
+  return bytes_per_rank % kHugePage == 0 ? kHugePage : kPage;
+}
+
+/// An address for `bytes`, a multiple of `alignment`. Nothing is there yet but a reservation.
+void* reserve(std::size_t bytes, std::size_t alignment) {
+  void* const all =
+      ::mmap(nullptr, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (all == MAP_FAILED) return MAP_FAILED;
+  auto* const begin = static_cast<std::byte*>(all);
+  const std::size_t before = -reinterpret_cast<std::uintptr_t>(all) % alignment;
+  if (before > 0) ::munmap(begin, before);
+  if (before < alignment) ::munmap(begin + before + bytes, alignment - before);
+  return begin + before;
+}
+
+/// Makes huge pages of a region where the kernel can (Linux 6.1), whatever the system's setting is:
+/// many ranks touch many pages of each other's.
+void collapse(std::byte* region, std::size_t bytes) {
+#ifndef MADV_COLLAPSE
+  constexpr int MADV_COLLAPSE = 25;
+#endif
+  if (bytes % kHugePage != 0) return;
+  const int saved = errno;
+  ::madvise(region, bytes, MADV_COLLAPSE);  // otherwise it stays as it is
+  errno = saved;
 }
 
 class File {
@@ -96,7 +127,7 @@ Segment::Mapping::~Mapping() {
 
 Segment::Segment(std::shared_ptr<Mapping> mapping, std::size_t bytes_per_rank)
     : mapping_(std::move(mapping)),
-      base_(mapping_->base + kPage),
+      base_(mapping_->base + head_of(bytes_per_rank)),
       bytes_per_rank_(bytes_per_rank) {}
 
 Segment::~Segment() { budget_used -= bytes_per_rank_; }
@@ -110,7 +141,8 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
   }
   bytes_per_rank = (bytes_per_rank + kPage - 1) / kPage * kPage;
   const int rank = bootstrap.rank(), size = bootstrap.size();
-  const std::size_t total = kPage + bytes_per_rank * static_cast<std::size_t>(size);
+  const std::size_t head = head_of(bytes_per_rank);
+  const std::size_t total = head + bytes_per_rank * static_cast<std::size_t>(size);
   const bool is_affordable =
       budget_used.fetch_add(bytes_per_rank) + bytes_per_rank <= kSegmentBudget;
   std::string trouble =
@@ -173,7 +205,7 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
     }
     if (trouble.empty()) {
       const auto offset =
-          static_cast<off_t>(kPage + bytes_per_rank * static_cast<std::size_t>(rank));
+          static_cast<off_t>(head + bytes_per_rank * static_cast<std::size_t>(rank));
       if (const int error = allocate(file.get(), offset, static_cast<off_t>(bytes_per_rank));
           error != 0) {
         errno = error;
@@ -181,7 +213,9 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
       }
     }
     if (trouble.empty() && !mapping) {
-      void* const base = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+      void* base = reserve(total, head);
+      if (base != MAP_FAILED)
+        base = ::mmap(base, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file.get(), 0);
       if (base == MAP_FAILED) {
         trouble = describe("cannot map shared memory");
       } else {
@@ -193,6 +227,10 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
       }
     }
   }
+
+  if (trouble.empty() && mapping)
+    collapse(mapping->base + head + bytes_per_rank * static_cast<std::size_t>(rank),
+             bytes_per_rank);
 
   struct Outcome {
     bool is_fine;
