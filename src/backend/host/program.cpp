@@ -15,6 +15,12 @@ namespace {
 /// stay in the L2 cache.
 constexpr std::size_t kBounceBytes = 64 << 10;
 
+/// Lines that a rank asks for ahead of its turn to wait for them: peers write theirs at about the
+/// same time, and to fetch one line takes about as long as to fetch several. Reduce over 64 ranks on
+/// an Intel Xeon of 64 cores, 2026-11-21, `trib bench reduce -n 64 --mpi intel`: 1.79 us rather than
+/// 2.00 for 64 B, 5.27 rather than 5.54 for 4 KiB.
+constexpr int kLookAhead = 8;
+
 inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -40,18 +46,22 @@ Program::Program(Channel& channel, const Schedule& schedule)
       attached_readers_(schedule.attached_readers),
       endangers_input_(schedule.endangers_input) {
   stage_end_.assign(static_cast<std::size_t>(stages_), 0);
+  waits_end_ = stage_end_;
   std::size_t most_from = 1, most_to = 1;
   std::vector<int> entry(static_cast<std::size_t>(channel.size_), -1);
   for (const Step& step : schedule.steps) {
     Instruction instruction{step.verb, step.stage, 1, 0, 0, static_cast<int>(operands_.size()),
-                            -1,        nullptr};
+                            -1,        nullptr,    -1};
     if (step.verb == Verb::signal || step.verb == Verb::wait) {
       const int owner = step.verb == Verb::signal ? rank_ : step.peers[0];
       instruction.peer = owner;
       instruction.line = channel.peers_[owner].lines + step.slot;
       instruction.span = schedule.slots[owner][step.slot].span;
-      if (step.verb == Verb::wait && schedule.slots[owner][step.slot].span == 0)
-        entry[owner] = step.slot;
+      if (step.verb == Verb::wait) {
+        if (instruction.span == 0) entry[owner] = step.slot;
+        instruction.number = static_cast<int>(waits_.size());
+        waits_.push_back(instruction.line);
+      }
     } else {
       instruction.span = step.to[0].span;
       instruction.to_count = static_cast<int>(step.to.size());
@@ -78,9 +88,11 @@ Program::Program(Channel& channel, const Schedule& schedule)
     }
     instructions_.push_back(instruction);
     stage_end_[static_cast<std::size_t>(step.stage)] = static_cast<int>(instructions_.size());
+    waits_end_[static_cast<std::size_t>(step.stage)] = static_cast<int>(waits_.size());
   }
-  for (std::size_t stage = 1; stage < stage_end_.size(); ++stage)
-    stage_end_[stage] = std::max(stage_end_[stage], stage_end_[stage - 1]);
+  for (auto* const ends : {&stage_end_, &waits_end_})
+    for (std::size_t stage = 1; stage < ends->size(); ++stage)
+      (*ends)[stage] = std::max((*ends)[stage], (*ends)[stage - 1]);
   to_.resize(most_to);
   from_.resize(most_from);
   if (is_attached_) bounce_.resize(most_from * kBounceBytes);
@@ -217,9 +229,16 @@ bool Program::drain() {
 
 bool Program::is_signalled(const Instruction& wait, int polls) {
   const std::uint64_t number = first_run_ + static_cast<std::uint64_t>(run_);
-  Line& line = wait.line[static_cast<std::ptrdiff_t>(window_) * channel_.flags_];
+  const std::ptrdiff_t line_offset = static_cast<std::ptrdiff_t>(window_) * channel_.flags_;
+  Line& line = wait.line[line_offset];
+  const int end = std::min(waits_end_[static_cast<std::size_t>(stage_)], wait.number + kLookAhead);
+  const auto look_at = [&](int number_of_wait) {
+    __builtin_prefetch(&waits_[static_cast<std::size_t>(number_of_wait)][line_offset]);
+  };
+  if (end == wait.number + kLookAhead) look_at(end - 1);
   // Acquire: pairs with the release in advance().
   for (int poll = 0; line.run.load(std::memory_order_acquire) != number; relax()) {
+    for (int next = wait.number + 1; next < end; ++next) look_at(next);
     if (++poll <= polls) continue;
     blocked_on_ = wait.peer;
     return false;

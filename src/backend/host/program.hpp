@@ -46,6 +46,7 @@ class Program final : public trib::Program, public Operation {
     int first;   // into operands_: `to`, then `from`
     int peer;    // wait
     Line* line;  // signal, wait: window 0
+    int number;  // wait: its place in waits_
   };
 
   Operand operand(const Location& at) const;
@@ -63,6 +64,8 @@ class Program final : public trib::Program, public Operation {
   std::vector<Instruction> instructions_;
   std::vector<Operand> operands_;
   std::vector<int> stage_end_;  // index behind the last instruction of each stage
+  std::vector<Line*> waits_;    // the lines of all waits, in order: window 0
+  std::vector<int> waits_end_;  // index behind the last wait of each stage
   bool is_attached_ = false;
   const bool endangers_input_;
 
