@@ -54,6 +54,9 @@ struct Arguments {
   /// Equal on all ranks. Host: whether the data segment is used. Devices: whether flags follow the
   /// data (simple protocol) instead of travelling with it (packet protocol).
   bool is_large = false;
+  /// Equal on all ranks. Host: a pass takes a piece of the vector, in which the chunks lie side by
+  /// side, instead of a piece of each of `chunk_begin`'s chunks.
+  bool is_contiguous = false;
   Store store = Store::cached;  ///< for results
   // Devices.
   int blocks = 1, threads = 1;  ///< of the kernel (threads: of a stage); equal on all ranks

@@ -10,8 +10,16 @@
 namespace trib {
 namespace {
 
-/// Results of at least so many bytes are stored past the caches.
+/// Results of at least so many bytes are stored past the caches, ...
 constexpr std::size_t kStreamBytes = 8u << 20;
+/// ... and all ranks' results, where together they are so many. 64 ranks on an Intel Xeon of 64
+/// cores and 300 MiB of L3 cache, 2026-11-21, `trib bench allreduce -n 64`: 2.63 ms rather
+/// than 3.43 for 3 MiB, 1.88 rather than 1.97 for 2 MiB; for 1 MiB it does not pay.
+constexpr std::size_t kStreamTotal = 128u << 20;
+
+/// Passes of shorter slices take a contiguous piece of the vector. There, of 4 KiB: 13.9 ms rather
+/// than 14.8 for 16 MiB.
+constexpr std::size_t kScatteredSlice = 16u << 10;
 
 }  // namespace
 
@@ -175,9 +183,26 @@ void Plans::make_path(Plan& plan, Path& path, Route route, DeviceChannel* device
   std::size_t slice = std::min(path.choice.slice_bytes, longest);
   arguments.is_large = slice > fit(false) && !has_no_data_;
   slice = std::min(slice, fit(arguments.is_large));
-  arguments.store = plan.bytes >= kStreamBytes ? Store::stream : Store::cached;
+  const bool is_everywhere = request.collective == Collective::allreduce;
+  const bool is_streamed =
+      plan.bytes >= kStreamBytes ||
+      (is_everywhere && plan.bytes * static_cast<std::size_t>(group_.size) >= kStreamTotal);
+  arguments.store = is_streamed ? Store::stream : Store::cached;
   if (slice > 64) slice = slice / 64 * 64;
   arguments.slice = std::max<std::size_t>(slice / element, 1);
+
+  // A ring's sums depend on where chunks begin; those of others do not.
+  arguments.is_contiguous = arguments.is_large && slice < longest && slice < kScatteredSlice &&
+                            !has_chunk_per_rank(request.collective) &&
+                            path.choice.algorithm->association != Association::ring;
+  if (!arguments.is_contiguous) return;
+  // The last pass is about as long as the others, so that no rank has less to do in it.
+  const auto divide_up = [](std::size_t value, std::size_t by) { return (value + by - 1) / by; };
+  const std::size_t total = path.chunk_begin[chunks];
+  const std::size_t passes = divide_up(total, chunks * arguments.slice);
+  const std::size_t line = std::max<std::size_t>(64 / element, 1);
+  const std::size_t even = divide_up(divide_up(total, chunks * passes), line) * line;
+  arguments.slice = std::min(arguments.slice, even);
 }
 
 void Plans::add_served(Form form, std::vector<Served>& rows) const {

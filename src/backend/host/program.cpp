@@ -16,9 +16,9 @@ namespace {
 constexpr std::size_t kBounceBytes = 64 << 10;
 
 /// Lines that a rank asks for ahead of its turn to wait for them: peers write theirs at about the
-/// same time, and to fetch one line takes about as long as to fetch several. Reduce over 64 ranks on
-/// an Intel Xeon of 64 cores, 2026-11-21, `trib bench reduce -n 64 --mpi intel`: 1.79 us rather than
-/// 2.00 for 64 B, 5.27 rather than 5.54 for 4 KiB.
+/// same time, and to fetch one line takes about as long as to fetch several. Reduce over 64 ranks
+/// on an Intel Xeon of 64 cores, 2026-11-21, `trib bench reduce -n 64 --mpi intel`: 1.79 us rather
+/// than 2.00 for 64 B, 5.27 rather than 5.54 for 4 KiB.
 constexpr int kLookAhead = 8;
 
 inline void relax() {
@@ -107,9 +107,11 @@ Operation& Program::launch(const Arguments& arguments) {
   inline_stride_ = round_up(arguments.slice * element_, 16);
   const bool is_scattered = is_scatter(static_cast<Collective>(arguments.signature.collective));
   out_origin_ = is_scattered ? arguments.chunk_begin[rank_] : 0;
-  runs_ = arguments.longest <= arguments.slice
-              ? 1
-              : static_cast<long>((arguments.longest + arguments.slice - 1) / arguments.slice);
+  const std::size_t length =
+      arguments.is_contiguous ? arguments.chunk_begin[chunks_] : arguments.longest;
+  const std::size_t pass =
+      arguments.is_contiguous ? arguments.slice * arguments.chunks : arguments.slice;
+  runs_ = length <= pass ? 1 : static_cast<long>((length + pass - 1) / pass);
   first_run_ = channel_.last_run_ + 1;
   channel_.last_run_ += static_cast<std::uint64_t>(runs_);
   tick_ = 0;
@@ -252,14 +254,25 @@ bool Program::is_signalled(const Instruction& wait, int polls) {
   return true;
 }
 
+/// Elements before the current run's part of a chunk.
+inline std::size_t Program::slice_begin(int chunk) const {
+  const std::size_t* const begin = arguments_.chunk_begin;
+  const auto run = static_cast<std::size_t>(run_), number = static_cast<std::size_t>(chunk);
+  if (!arguments_.is_contiguous)
+    return std::min(begin[chunk] + run * arguments_.slice, begin[chunk + 1]);
+  return std::min((run * arguments_.chunks + number) * arguments_.slice, begin[chunks_]);
+}
+
+/// Elements of the current run's part of `span` chunks, where these lie side by side, or of one.
+inline std::size_t Program::slice_count(int chunk, int span) const {
+  const std::size_t end = arguments_.chunk_begin[arguments_.is_contiguous ? chunks_ : chunk + 1];
+  return std::min(static_cast<std::size_t>(span) * arguments_.slice, end - slice_begin(chunk));
+}
+
 /// Where the current run's part of an operand's `index`-th chunk is.
 inline std::byte* Program::address(const Operand& operand, int index) const {
   const int chunk = operand.chunk + index;
-  const auto element = [&](std::size_t origin) {
-    return (arguments_.chunk_begin[chunk] - origin +
-            static_cast<std::size_t>(run_) * arguments_.slice) *
-           element_;
-  };
+  const auto element = [&](std::size_t origin) { return (slice_begin(chunk) - origin) * element_; };
   switch (operand.buffer) {
     case Buffer::in:
       return static_cast<std::byte*>(const_cast<void*>(arguments_.in)) +
@@ -283,12 +296,13 @@ inline std::byte* Program::address(const Operand& operand, int index) const {
 void Program::move(const Instruction& instruction) {
   const Operand* const to = &operands_[static_cast<std::size_t>(instruction.first)];
   const Operand* const from = to + instruction.to_count;
-  for (int index = 0; index < instruction.span; ++index) {
+  // Chunks that lie side by side in all operands move at once.
+  const bool is_joined = arguments_.is_contiguous && stride_ == arguments_.slice * element_;
+  const int joined = is_joined ? instruction.span : 1;
+  for (int index = 0; index < instruction.span; index += joined) {
     const int chunk = to->chunk + index;
-    const std::size_t length = arguments_.chunk_begin[chunk + 1] - arguments_.chunk_begin[chunk];
-    const std::size_t done = static_cast<std::size_t>(run_) * arguments_.slice;
-    if (length <= done) continue;
-    const std::size_t count = std::min(arguments_.slice, length - done);
+    const std::size_t count = slice_count(chunk, joined);
+    if (count == 0) continue;
     const Store store = to->buffer == Buffer::out ? arguments_.store : Store::shared;
     bool is_remote = false;
     for (int i = 0; i < instruction.to_count; ++i)
@@ -310,7 +324,7 @@ void Program::move(const Instruction& instruction) {
     for (std::size_t at = 0; at < count; at += piece) {
       const std::size_t part = std::min(piece, count - at);
       for (int i = 0; i < instruction.from_count; ++i) {
-        const std::size_t offset = (arguments_.chunk_begin[chunk] + done + at) * element_;
+        const std::size_t offset = (slice_begin(chunk) + at) * element_;
         if (from[i].is_remote) {
           const std::byte* base = nullptr;
           std::memcpy(&base,

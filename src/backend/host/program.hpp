@@ -53,6 +53,8 @@ class Program final : public trib::Program, public Operation {
   bool has_credit();
   bool is_signalled(const Instruction& wait, int polls);
   void move(const Instruction& instruction);
+  std::size_t slice_begin(int chunk) const;
+  std::size_t slice_count(int chunk, int span) const;
   std::byte* address(const Operand& operand, int index) const;
   bool drain();
   void protect_input();
