@@ -11,23 +11,27 @@
 namespace trib {
 namespace {
 
-struct Row {
-  int ranks;          // up to so many
-  std::size_t bytes;  // of the whole vector, up to so many
-  const char* algorithm;
-};
-
 constexpr int kAny = INT_MAX;
 constexpr std::size_t kAll = SIZE_MAX;
 constexpr std::size_t KiB = 1024;
 
-/// Bytes of a chunk per pass. Less when many ranks share the caches: the room in the scratch
-/// (Channel::fit) sees to that.
-constexpr std::size_t kSliceBytes = 256 * KiB;
+/// Bytes of a chunk per pass, unless the room in the scratch (Channel::fit) makes them less.
+constexpr std::size_t kLong = 256 * KiB;
+/// The same for many ranks, whose scratch should leave room in the caches. Not less: the loops over
+/// elements store shorter pieces through the caches whatever the size of the result.
+constexpr std::size_t kShort = 4 * KiB;
+
+struct Row {
+  int ranks;          // up to so many
+  std::size_t bytes;  // of the whole vector, up to so many
+  const char* algorithm;
+  std::size_t slice = kLong;
+};
 
 // The first row that fits serves the call. Measured on 2026-11-21 with `trib bench COLLECTIVE -n N
 // --algorithm A`: 2 ranks on an AMD EPYC (Zen 5) of 2 cores; 4, 8, 16 and 64 ranks on an Intel Xeon
-// of 64 cores.
+// of 64 cores, and 24, 32, 61 and 63 ranks where grouped_two_shot stands: there rabenseifner loses
+// most.
 // clang-format off
 constexpr Row kAllreduce[] = {
     {2,    512 * KiB, "one_shot"},
@@ -39,7 +43,8 @@ constexpr Row kAllreduce[] = {
     {16,   kAll,      "two_shot"},
     {kAny, 512,       "tree8"},
     {kAny, 4 * KiB,   "tree4"},
-    {kAny, kAll,      "two_shot"},
+    {32,   kAll,      "two_shot"},
+    {kAny, kAll,      "two_shot", kShort},
 };
 constexpr Row kReduce[] = {
     {2,    32 * KiB,  "one_shot"},
@@ -50,14 +55,18 @@ constexpr Row kReduce[] = {
     {8,    kAll,      "two_shot"},
     {kAny, 512,       "tree8"},
     {kAny, 32 * KiB,  "tree4"},
-    {kAny, 512 * KiB, "rabenseifner"},
-    {kAny, kAll,      "two_shot"},
+    {32,   512 * KiB, "rabenseifner"},
+    {kAny, 512 * KiB, "grouped_two_shot"},
+    {32,   kAll,      "two_shot"},
+    {kAny, kAll,      "rootless", kShort},
 };
 constexpr Row kReduceScatter[] = {
     {8,    kAll,      "one_shot"},
     {kAny, 1 * KiB,   "one_shot"},
-    {kAny, 512 * KiB, "rabenseifner"},
-    {kAny, kAll,      "one_shot"},
+    {16,   512 * KiB, "rabenseifner"},
+    {16,   kAll,      "one_shot"},
+    {32,   kAll,      "grouped_two_shot"},
+    {kAny, kAll,      "grouped_two_shot", kShort},
 };
 // Those that only copy: not measured on the host, where no caller has come yet.
 constexpr Row kAllgather[] = {
@@ -72,7 +81,12 @@ constexpr Row kOrdered[] = {
     {2,    512 * KiB, "one_shot"},
     {8,    4 * KiB,   "one_shot"},
     {kAny, 512,       "one_shot"},
-    {kAny, kAll,      "two_shot"},
+    {32,   kAll,      "two_shot"},
+    {kAny, kAll,      "two_shot", kShort},
+};
+constexpr Row kOrderedScatter[] = {
+    {32,   kAll,      "one_shot"},
+    {kAny, kAll,      "one_shot", kShort},
 };
 // clang-format on
 
@@ -128,17 +142,18 @@ Choice device_choice(const Key& key) {
   throw Error(Code::internal, "select: no row");
 }
 
-const Algorithm* find(std::span<const Row> rows, const Key& key) {
+Choice find(std::span<const Row> rows, const Key& key) {
   for (const Row& row : rows)
-    if (key.size <= row.ranks && key.bytes <= row.bytes) return find_algorithm(row.algorithm);
+    if (key.size <= row.ranks && key.bytes <= row.bytes)
+      return {find_algorithm(row.algorithm), Reach::scratch, row.slice};
   throw Error(Code::internal, "select: no row");
 }
 
-const Algorithm* default_algorithm(const Key& key, bool is_ordered) {
+Choice host_choice(const Key& key, bool is_ordered) {
   if (key.collective == Collective::allgather) return find(kAllgather, key);
   if (key.collective == Collective::broadcast) return find(kBroadcast, key);
   if (is_scatter(key.collective))
-    return is_ordered ? find_algorithm("one_shot") : find(kReduceScatter, key);
+    return find(is_ordered ? std::span<const Row>(kOrderedScatter) : kReduceScatter, key);
   if (is_ordered) return find(kOrdered, key);
   return find(key.collective == Collective::reduce ? std::span<const Row>(kReduce) : kAllreduce,
               key);
@@ -156,8 +171,7 @@ Choice select(const Key& key, const Config& config) {
       choice.is_packet = config.protocol == Config::Protocol::packet;
     if (config.blocks > 0) choice.blocks = static_cast<int>(config.blocks);
   } else {
-    choice.algorithm = default_algorithm(key, is_ordered);
-    choice.slice_bytes = kSliceBytes;
+    choice = host_choice(key, is_ordered);
   }
   if (const std::string_view wanted = config.algorithm; wanted != "auto") {
     const Algorithm* const named = find_algorithm(wanted);
