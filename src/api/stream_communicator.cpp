@@ -62,7 +62,7 @@ StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
     const std::vector<Schedule> all =
         lower(all_ranks(*choice.algorithm, shape), shape, choice.reach);
     loaded.chunks = static_cast<std::size_t>(all[static_cast<std::size_t>(rank_)].chunks);
-    loaded.program = device_->load(all);
+    loaded.program = device_->load(all, choice.engine);
   }
   plan.loaded = &loaded;
   const bool is_by_rank = parts.size() > 1 && loaded.chunks == parts.size();

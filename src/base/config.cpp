@@ -200,6 +200,8 @@ const std::vector<Setting>& settings() {
              "off: kernels reach other GPUs through pinned host memory, as they do anyway where GPUs cannot map each other's memory"),
       choice("TRIB_PROTOCOL", &Config::protocol, {"auto", "packet", "simple"}, true,
              "how GPUs tell each other that data is there: packet: in every 8 bytes; simple: by a flag that follows"),
+      choice("TRIB_ENGINE", &Config::engine, {"auto", "kernel", "copy"}, true,
+             "what moves data between GPUs: kernel: kernels; copy: copy engines, in blocking calls; auto: by table"),
       number("TRIB_BLOCKS", &Config::blocks, 132, true, "blocks of a GPU kernel that serves a large message"),
       microseconds("TRIB_RESIDENT", &Config::resident, 10000, true,
              "microseconds that a GPU kernel waits for the next small reduction, which then needs no launch; device synchronisations of the program may take longer by as much; auto: 50 in persistent reductions"),

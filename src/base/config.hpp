@@ -36,8 +36,13 @@ struct Config {
     packet,
     simple
   } protocol = Protocol::automatic;  ///< TRIB_PROTOCOL=auto|packet|simple
-  long blocks = 0;                   ///< TRIB_BLOCKS: of a GPU kernel, 0: by table
-  long resident = -1;                ///< TRIB_RESIDENT: microseconds that a GPU kernel lingers
+  enum class Engine : int {
+    automatic,
+    kernel,
+    copy
+  } engine = Engine::automatic;  ///< TRIB_ENGINE=auto|kernel|copy
+  long blocks = 0;               ///< TRIB_BLOCKS: of a GPU kernel, 0: by table
+  long resident = -1;            ///< TRIB_RESIDENT: microseconds that a GPU kernel lingers
   // Local ones.
   enum class Progress : int {
     automatic,

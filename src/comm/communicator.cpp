@@ -33,6 +33,9 @@ constexpr int kFirstSpinDevice = 2000;
 
 constexpr std::size_t kPlans = 32;
 
+/// Of a vector that kernels reduce: they count a chunk's elements in 32 bits.
+constexpr std::uint64_t kMostElements = UINT32_MAX;
+
 /// Between two looks whether a peer's process is there.
 constexpr auto kAliveInterval = std::chrono::milliseconds(100);
 
@@ -126,6 +129,11 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
       route = meet(card, request, plan);
     }
   }
+  if (route == Route::device &&
+      plans_->path(plan, route, devices_.channel.get()).choice.engine == Engine::copy &&
+      !devices_.channel->has_copies() && !reserve_copies(plan) &&
+      plan.signature.count > kMostElements)
+    route = Route::staged;
   Path& path = plans_->path(plan, route, devices_.channel.get());
   if (route == Route::device) return run_path(path, plan, route, request.in, request.out);
 
@@ -157,7 +165,21 @@ Route Communicator::meet(const Card& card, const Request& request, const Plan& p
     return absent < 0 ? kDone : absent;
   };
   if (step(spin_) != kDone) wait_slowly(step, [] { return 0; });
-  return devices_.route(*channel_, group_.size, request, plan.signature.count);
+  // Kernels of copy engines' calls see a slice at a time.
+  std::uint64_t elements = plan.signature.count;
+  if (elements > kMostElements && plans_->choose(plan, Route::device).engine == Engine::copy)
+    elements = 0;
+  return devices_.route(*channel_, group_.size, request, elements);
+}
+
+/// The first call for copy engines; all ranks have met.
+bool Communicator::reserve_copies(Plan& plan) {
+  std::string why;
+  if (devices_.channel->reserve_copies(why)) return true;
+  if (group_.rank == 0 && !why.empty())
+    log_once(Config::Log::warn, "large reductions of GPU buffers do without copy engines: " + why);
+  plans_->do_without_copies(plan);
+  return false;
 }
 
 void Communicator::open_device(const Request& request) {

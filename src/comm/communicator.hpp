@@ -104,6 +104,7 @@ class Communicator {
   Route meet(const Card& card, const Request& request, const Plan& plan);
   void open_device(const Request& request);
   bool settle_on_device(const Request& request);
+  bool reserve_copies(Plan& plan);
   void reserve_data(Plan& plan, Route route);
   void wait(Operation& operation, int spin);
   void keep_counts(Task& task) const;

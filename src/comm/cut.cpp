@@ -55,6 +55,19 @@ void cut_passes(Arguments& arguments, const Choice& choice, const Program& progr
                         longest <= program.fit(/*is_large=*/false);
   if (is_small) arguments.blocks = 1;
   const auto blocks = static_cast<std::size_t>(arguments.blocks);
+  if (choice.engine == Engine::copy) {
+    // Long pieces keep copy engines busy, but there have to be some for the stages to overlap.
+    constexpr std::size_t kShortest = 16 << 20, kPieces = 4;
+    std::size_t slice = std::min(choice.slice_bytes, program.fit(true));
+    // The last pass a quarter as long as the others: nothing overlaps with its end.
+    if (config.slice == 0) {
+      slice = std::min(slice, std::max(kShortest, longest / kPieces));
+      const std::size_t passes = (4 * longest + 3 * slice + 4 * slice - 1) / (4 * slice);
+      slice = std::min(slice, 4 * longest / (4 * passes - 3) + 64);
+    }
+    arguments.slice = std::max<std::size_t>((slice > 64 ? slice / 64 * 64 : slice) / element, 1);
+    return;
+  }
   std::size_t slice = is_small ? longest : std::min(choice.slice_bytes, longest);
   if (config.slice == 0 && !is_small)
     slice = std::max(slice, std::min((longest + blocks - 1) / blocks, kLongSlice));

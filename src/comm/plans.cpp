@@ -88,7 +88,7 @@ void Plans::make(Plan& plan, const Request& request) const {
 
 Loaded& Plans::load(const Request& request, const Choice& choice, DeviceChannel* device) {
   Loaded& loaded = programs_[{request.collective, choice.algorithm, request.root, choice.reach,
-                              device != nullptr}];
+                              device != nullptr, choice.engine}];
   if (loaded.program) return loaded;
   loaded.algorithm = choice.algorithm;
   loaded.collective = request.collective;
@@ -97,7 +97,7 @@ Loaded& Plans::load(const Request& request, const Choice& choice, DeviceChannel*
     const std::vector<Schedule> all =
         lower(all_ranks(*choice.algorithm, shape), shape, choice.reach);
     loaded.chunks = static_cast<std::size_t>(all[0].chunks);
-    loaded.program = device->load(all);
+    loaded.program = device->load(all, choice.engine);
   } else {
     const Schedule& schedule = group_.schedule(request.collective, choice, request.root);
     loaded.chunks = static_cast<std::size_t>(schedule.chunks);
@@ -115,6 +115,8 @@ Key Plans::key_of(const Plan& plan, Route route) const {
   key.place = route == Route::device   ? Key::Place::device
               : route == Route::staged ? Key::Place::staged
                                        : Key::Place::host;
+  // Others are driven by any call that waits, too seldom to keep copy engines busy.
+  key.can_copy = !has_no_copies_ && plan.request.form == Form::blocking;
   return key;
 }
 
@@ -214,6 +216,16 @@ void Plans::add_served(Form form, std::vector<Served>& rows) const {
 
 void Plans::do_without_data(Plan& plan) {
   has_no_data_ = true;
+  forget(plan);
+}
+
+void Plans::do_without_copies(Plan& plan) {
+  has_no_copies_ = true;
+  forget(plan);
+}
+
+/// All plans, and all paths of `plan`.
+void Plans::forget(Plan& plan) {
   for (Plan& other : plans_) other.is_made = false;
   for (Path& path : plan.paths) path.is_made = false;
   plan.is_made = true;

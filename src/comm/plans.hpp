@@ -107,6 +107,8 @@ class Plans {
   /// There is no memory for large messages: all paths are made anew. `plan` stays a plan for what
   /// it was for.
   void do_without_data(Plan& plan);
+  /// The same of copy engines.
+  void do_without_copies(Plan& plan);
 
   /// What the table says.
   Choice choose(const Plan& plan, Route route) const;
@@ -118,15 +120,16 @@ class Plans {
   std::uint64_t hash(const Request& request) const;
   void make(Plan& plan, const Request& request) const;
   void make_path(Plan& plan, Path& path, Route route, DeviceChannel* device);
+  void forget(Plan& plan);
   Key key_of(const Plan& plan, Route route) const;
   void cut(std::vector<std::size_t>& begin, const Plan& plan, std::size_t chunks) const;
   Loaded& load(const Request& request, const Choice& choice, DeviceChannel* device);
 
   Group& group_;
   HostChannel& channel_;
-  bool has_no_data_;
+  bool has_no_data_, has_no_copies_ = false;
   std::vector<Plan> plans_;  // direct mapped: calls that alternate between a few shapes find theirs
-  std::map<std::tuple<Collective, const Algorithm*, int, Reach, bool>, Loaded> programs_;
+  std::map<std::tuple<Collective, const Algorithm*, int, Reach, bool, Engine>, Loaded> programs_;
 };
 
 inline bool Plan::is_for(const Request& other, int size) const {

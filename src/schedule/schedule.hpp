@@ -196,6 +196,12 @@ enum class Reach : std::uint8_t {
   attach,   ///< they can read it (cross-memory attach)
 };
 
+/// What moves the data of a schedule between devices.
+enum class Engine : std::uint8_t {
+  kernel,  ///< kernels that wait for each other
+  copy,    ///< copy engines, which the host drives; for large messages
+};
+
 /// Rewrites the direct schedules of all ranks into lowered form, keeping their association: which
 /// values are folded in which order is untouched. `all[r]` is rank r's schedule for `shape` with
 /// rank = r; the result is indexed alike. In the lowered form `in` of a peer is never read after

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kAny = INT_MAX;
 constexpr std::size_t kAll = SIZE_MAX;
-constexpr std::size_t KiB = 1024;
+constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
 /// Bytes of a chunk per pass, unless the room in the scratch (Channel::fit) makes them less.
 constexpr std::size_t kLong = 256 * KiB;
@@ -97,16 +97,20 @@ struct DeviceRow {
   bool is_packet;
   int blocks;
   std::size_t slice;  // bytes of a chunk per pass, at least
+  Engine engine = Engine::kernel;
 };
 
 // GPUs, one rank each. All of these fold in rank order, and so does what stands in for them.
-// Measured on 2026-11-21 with `trib bench allreduce --memory cuda`: 2 and 4 H200.
+// Measured on 2026-11-21 with `trib bench allreduce --memory cuda`: 2 and 4 H200. Copy engines:
+// `TRIB_ENGINE=copy trib bench COLLECTIVE -n 2 --memory cuda`, docs/results.md has the figures.
 // clang-format off
 constexpr DeviceRow kDevice[] = {
     {2,    128 * KiB,  "one_shot", true,  32,  1 * KiB},
     {kAny, 96 * KiB,   "one_shot", true,  32,  1 * KiB},
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
+    {kAny, 64 * MiB,   "two_shot", false, 132, 16 * KiB},
+    {2,    kAll,       "two_shot", false, 132, 64 * MiB, Engine::copy},
     {kAny, kAll,       "two_shot", false, 132, 16 * KiB},
 };
 constexpr DeviceRow kDeviceReduce[] = {
@@ -115,12 +119,16 @@ constexpr DeviceRow kDeviceReduce[] = {
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
     {kAny, 32768 * KiB, "two_shot", false, 132, 16 * KiB},
+    {kAny, 64 * MiB,   "rootless", false, 132, 16 * KiB},
+    {2,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
     {kAny, kAll,       "rootless", false, 132, 16 * KiB},
 };
 // The reduce_scatters, and allgather, which moves as much from each rank to each.
 constexpr DeviceRow kDeviceScatter[] = {
     {kAny, 256 * KiB,  "one_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
+    {kAny, 64 * MiB,   "one_shot", false, 132, 16 * KiB},
+    {2,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
     {kAny, kAll,       "one_shot", false, 132, 16 * KiB},
 };
 // Not measured yet.
@@ -131,14 +139,24 @@ constexpr DeviceRow kDeviceBroadcast[] = {
 };
 // clang-format on
 
-Choice device_choice(const Key& key) {
+/// What a copy engine moves at a time.
+constexpr std::size_t kCopySlice = 64 * MiB;
+
+/// The table's row, of those that `can_copy` permits.
+Choice device_choice(const Key& key, bool can_copy) {
   std::span<const DeviceRow> rows = kDevice;
   if (has_chunk_per_rank(key.collective)) rows = kDeviceScatter;
   if (key.collective == Collective::broadcast) rows = kDeviceBroadcast;
   if (key.collective == Collective::reduce) rows = kDeviceReduce;
   for (const DeviceRow& row : rows)
-    if (key.size <= row.ranks && key.bytes <= row.bytes)
-      return {find_algorithm(row.algorithm), Reach::scratch, row.slice, row.is_packet, row.blocks};
+    if (key.size <= row.ranks && key.bytes <= row.bytes &&
+        (row.engine == Engine::kernel || (can_copy && is_reduction(key.collective))))
+      return {find_algorithm(row.algorithm),
+              Reach::scratch,
+              row.slice,
+              row.engine,
+              row.is_packet,
+              row.blocks};
   throw Error(Code::internal, "select: no row");
 }
 
@@ -166,9 +184,17 @@ Choice select(const Key& key, const Config& config) {
       config.determinism == Config::Determinism::order || key.place != Key::Place::host;
   Choice choice;
   if (key.place == Key::Place::device) {
-    choice = device_choice(key);
-    if (config.protocol != Config::Protocol::automatic)
-      choice.is_packet = config.protocol == Config::Protocol::packet;
+    const bool is_protocol_named = config.protocol != Config::Protocol::automatic;
+    // Protocols are the kernels': who names one wants these.
+    choice = device_choice(
+        key, key.can_copy && config.engine != Config::Engine::kernel && !is_protocol_named);
+    if (is_protocol_named) choice.is_packet = config.protocol == Config::Protocol::packet;
+    if (config.engine == Config::Engine::copy && key.can_copy && is_reduction(key.collective) &&
+        choice.engine != Engine::copy) {
+      choice.engine = Engine::copy;
+      choice.is_packet = false;
+      choice.slice_bytes = kCopySlice;
+    }
     if (config.blocks > 0) choice.blocks = static_cast<int>(config.blocks);
   } else {
     choice = host_choice(key, is_ordered);

@@ -21,6 +21,8 @@ struct Key {
   /// What it runs on. `staged`: on the host, in place of a device, and to the same bits.
   enum class Place { host, staged, device } place = Place::host;
   std::size_t element = 4;  ///< bytes; devices
+  /// Devices: copy engines can be had. The host drives them: not for calls on a caller's stream.
+  bool can_copy = false;
 };
 
 struct Choice {
@@ -29,13 +31,14 @@ struct Choice {
   /// Bytes of one chunk per pass; the communicator lowers it to what fits.
   std::size_t slice_bytes = SIZE_MAX;
   // Devices.
+  Engine engine = Engine::kernel;
   bool is_packet = false;
   int blocks = 1;  ///< at most
 };
 
 /// Obeys the settings `algorithm` (in collectives that it serves), `determinism`, `attach`,
-/// `slice`, `protocol` and `blocks`. Throws Error(Code::argument) where they contradict each other
-/// or name no algorithm.
+/// `slice`, `protocol`, `engine` and `blocks`. Throws Error(Code::argument) where they contradict
+/// each other or name no algorithm.
 Choice select(const Key& key, const Config& config);
 
 }  // namespace trib

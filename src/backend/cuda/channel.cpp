@@ -11,6 +11,8 @@
 #include <cstring>
 #include <new>
 
+#include "backend/cuda/agree.hpp"
+#include "backend/cuda/copy_program.hpp"
 #include "backend/cuda/memory.hpp"
 #include "backend/cuda/program.hpp"
 #include "base/log.hpp"
@@ -28,24 +30,6 @@ struct Hello {
 /// Blocks of a kernel that works through host memory: the bus is slow, and pinned memory dear.
 constexpr int kHostBlocks = 16;
 
-/// All ranks' answers, or an explanation of the first that is no.
-bool all_agree(Bootstrap& bootstrap, const std::string& trouble, std::string& why) {
-  struct Answer {
-    bool is_good;
-    char why[160];
-  };
-  Answer mine{trouble.empty(), {}};
-  trouble.copy(mine.why, sizeof mine.why - 1);
-  std::vector<Answer> all(static_cast<std::size_t>(bootstrap.size()));
-  bootstrap.exchange(&mine, all.data(), sizeof mine);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].is_good) continue;
-    why = "rank " + std::to_string(rank) + ": " + all[rank].why;
-    return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 Channel::Channel(Bootstrap& bootstrap, const Config& config)
@@ -53,7 +37,8 @@ Channel::Channel(Bootstrap& bootstrap, const Config& config)
       driver_(*driver()),
       rank_(bootstrap.rank()),
       size_(bootstrap.size()),
-      peers_(static_cast<std::size_t>(size_)) {
+      peers_(static_cast<std::size_t>(size_)),
+      segment_mode_(config.segment) {
   time_limit_ =
       static_cast<std::uint64_t>(1e9 * (config.timeout > 0 ? config.timeout : kTimeLimitSeconds));
 }
@@ -212,6 +197,7 @@ Channel::~Channel() { release(); }
 
 void Channel::release() noexcept {
   if (context_ == nullptr) return;
+  copy_engine_.reset();
   try {
     const Current current(context_);
     if (resident_stream_ != nullptr) {
@@ -246,8 +232,15 @@ void Channel::release_inboxes() {
   }
 }
 
-std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all) {
+std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all, Engine engine) {
+  if (engine == Engine::copy) return std::make_unique<CopyProgram>(*this, all);
   return std::make_unique<Program>(*this, all);
+}
+
+bool Channel::reserve_copies(std::string& why) {
+  if (segment_) return false;  // the GPUs cannot map each other's memory
+  if (!copy_engine_) copy_engine_ = CopyEngine::open(bootstrap_, segment_mode_, context_, why);
+  return copy_engine_ != nullptr;
 }
 
 void Channel::poison(const std::string&) noexcept {
@@ -264,6 +257,7 @@ void Channel::poison(const std::string&) noexcept {
   } catch (const Error&) {
     // The context is gone: nothing of ours runs any more.
   }
+  if (copy_engine_) copy_engine_->drain();
   if (is_enqueued_) return;
   // The kernel sees it within a millisecond; the caller's buffers are its own again only then.
   const auto start = std::chrono::steady_clock::now();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/backend.hpp"
+#include "backend/cuda/copy_engine.hpp"
 #include "backend/cuda/driver.hpp"
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/launch.hpp"
@@ -25,7 +26,9 @@ class Channel final : public trib::DeviceChannel {
                                        const void* pointer, std::string& why);
   ~Channel() override;
 
-  std::unique_ptr<trib::Program> load(const std::vector<Schedule>& all) override;
+  std::unique_ptr<trib::Program> load(const std::vector<Schedule>& all, Engine engine) override;
+  bool reserve_copies(std::string& why) override;
+  bool has_copies() const override { return copy_engine_ != nullptr; }
   void poison(const std::string& why) noexcept override;
   Memory where(const void* pointer) const override;
   int max_blocks() const override { return max_blocks_; }
@@ -35,6 +38,7 @@ class Channel final : public trib::DeviceChannel {
 
  private:
   friend class Program;
+  friend class CopyProgram;
   struct Peer {
     CUdeviceptr inbox = 0;
     bool is_mapped = false;  // from another process
@@ -96,6 +100,8 @@ class Channel final : public trib::DeviceChannel {
   bool is_captured_ = false;  // graphs may run launches that the host does not see
   std::uint32_t last_run_ = 0;
   std::uint64_t time_limit_ = 0;  // nanoseconds
+  const Config::Segment segment_mode_;
+  std::unique_ptr<CopyEngine> copy_engine_;
 };
 
 }  // namespace trib::cuda

@@ -32,6 +32,7 @@ namespace trib::cuda {
   X(cuDriverGetVersion)          \
   X(cuEventCreate)               \
   X(cuEventDestroy)              \
+  X(cuEventQuery)                \
   X(cuEventSynchronize)          \
   X(cuEventRecord)               \
   X(cuFuncGetAttribute)          \
@@ -51,6 +52,7 @@ namespace trib::cuda {
   X(cuMemcpy)                    \
   X(cuMemcpy2DAsync)             \
   X(cuMemcpyAsync)               \
+  X(cuMemcpyBatchAsync)          \
   X(cuMemsetD8)                  \
   X(cuMemsetD32Async)            \
   X(cuModuleGetFunction)         \

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backend/cuda/copy_engine.hpp"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <new>
+
+#include "backend/cuda/agree.hpp"
+
+namespace trib::cuda {
+namespace {
+
+struct Hello {
+  int pid;
+  CUdeviceptr inbox;
+  CUipcMemHandle handle;
+};
+
+}  // namespace
+
+CopyEngine::CopyEngine(Bootstrap& bootstrap, CUcontext context)
+    : driver_(*driver()),
+      rank_(bootstrap.rank()),
+      size_(bootstrap.size()),
+      context_(context),
+      inboxes_(static_cast<std::size_t>(size_)),
+      is_mapped_(static_cast<std::size_t>(size_)) {}
+
+/// This rank's part.
+void CopyEngine::set_up() {
+  const Current current(context_);
+  CUdeviceptr& inbox = inboxes_[static_cast<std::size_t>(rank_)];
+  check(driver_.cuMemAlloc_(&inbox, kLargeInboxBytes),
+        "cannot allocate an inbox of 256 MiB for copy engines");
+  check(driver_.cuMemAlloc_(&counters_, sizeof(Counters)), "cannot allocate");
+  check(driver_.cuMemsetD8_(counters_, 0, sizeof(Counters)), "cannot clear memory");
+  check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
+  void* host = nullptr;
+  check(driver_.cuMemHostAlloc_(&host, sizeof(Doorbell),
+                                CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+        "cannot pin host memory");
+  doorbell_ = new (host) Doorbell{};
+  // Ordered behind the default stream, like the channel's own stream.
+  int lowest = 0, highest = 0;
+  check(driver_.cuCtxGetStreamPriorityRange_(&lowest, &highest), "cannot get priorities");
+  for (CUstream* const stream : {&push_stream_, &work_stream_})
+    check(driver_.cuStreamCreateWithPriority_(stream, CU_STREAM_DEFAULT, highest),
+          "cannot create a stream");
+  for (CUevent& event : pushed_)
+    check(driver_.cuEventCreate_(&event, CU_EVENT_DISABLE_TIMING), "cannot create an event");
+}
+
+void CopyEngine::map(int rank, const void* hello_of_peer) {
+  const Hello& hello = *static_cast<const Hello*>(hello_of_peer);
+  CUdeviceptr& inbox = inboxes_[static_cast<std::size_t>(rank)];
+  if (hello.pid == ::getpid()) {  // a thread of this process; the channel has enabled peer access
+    inbox = hello.inbox;
+    return;
+  }
+  const Current current(context_);
+  check(driver_.cuIpcOpenMemHandle_(&inbox, hello.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+        "cannot map a peer's memory");
+  is_mapped_[static_cast<std::size_t>(rank)] = true;
+}
+
+std::unique_ptr<CopyEngine> CopyEngine::open(Bootstrap& bootstrap, Config::Segment mode,
+                                             CUcontext context, std::string& why) {
+  auto segment = Segment::open(bootstrap, sizeof(Words), mode, why);
+  if (!segment) return nullptr;
+  std::unique_ptr<CopyEngine> engine(new CopyEngine(bootstrap, context));
+  engine->segment_ = std::move(segment);
+  new (engine->segment_->of(engine->rank_)) Words{};
+  Hello mine{};
+  std::string trouble;
+  try {
+    engine->set_up();
+    const Current current(context);
+    mine.pid = ::getpid();
+    mine.inbox = engine->inboxes_[static_cast<std::size_t>(engine->rank_)];
+    check(engine->driver_.cuIpcGetMemHandle_(&mine.handle, mine.inbox), "cannot share memory");
+  } catch (const std::exception& error) {
+    trouble = error.what();
+  }
+  if (!all_agree(bootstrap, trouble, why)) return nullptr;
+  std::vector<Hello> all(static_cast<std::size_t>(bootstrap.size()));
+  bootstrap.exchange(&mine, all.data(), sizeof mine);
+  try {
+    for (int rank = 0; rank < engine->size_; ++rank)
+      if (rank != engine->rank_) engine->map(rank, &all[static_cast<std::size_t>(rank)]);
+  } catch (const std::exception& error) {
+    trouble = error.what();
+  }
+  if (!all_agree(bootstrap, trouble, why)) return nullptr;
+  return engine;
+}
+
+/// Not collective, as the channel's: see there.
+CopyEngine::~CopyEngine() { release(); }
+
+void CopyEngine::release() noexcept {
+  try {
+    const Current current(context_);
+    for (const CUstream stream : {push_stream_, work_stream_}) {
+      if (stream == nullptr) continue;
+      driver_.cuStreamSynchronize_(stream);
+      driver_.cuStreamDestroy_(stream);
+    }
+    for (const CUevent event : pushed_)
+      if (event != nullptr) driver_.cuEventDestroy_(event);
+    for (int rank = 0; rank < size_; ++rank)
+      if (is_mapped_[static_cast<std::size_t>(rank)])
+        driver_.cuIpcCloseMemHandle_(inboxes_[static_cast<std::size_t>(rank)]);
+    const CUdeviceptr own = inboxes_[static_cast<std::size_t>(rank_)];
+    if (own != 0) driver_.cuMemFree_(own);
+    if (counters_ != 0) driver_.cuMemFree_(counters_);
+    if (doorbell_ != nullptr) driver_.cuMemFreeHost_(doorbell_);
+  } catch (const Error&) {
+    // The context is gone, and all of this with it.
+  }
+}
+
+void CopyEngine::drain() noexcept {
+  try {
+    const Current current(context_);
+    const auto start = std::chrono::steady_clock::now();
+    for (const CUstream stream : {push_stream_, work_stream_})
+      while (driver_.cuStreamQuery_(stream) == CUDA_ERROR_NOT_READY &&
+             std::chrono::steady_clock::now() - start < std::chrono::seconds(2))
+        ::sched_yield();
+  } catch (const Error&) {
+    // The context is gone: nothing of ours runs any more.
+  }
+}
+
+}  // namespace trib::cuda

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What a channel needs to have its largest messages moved by copy engines: a large inbox on each
+// rank's GPU, words in shared host memory, streams. Made with the first call that asks for it.
+// copy_program.hpp runs schedules on it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/copy_plan.hpp"
+#include "backend/cuda/driver.hpp"
+#include "backend/cuda/launch.hpp"
+#include "backend/segment.hpp"
+#include "base/bootstrap.hpp"
+#include "base/config.hpp"
+
+namespace trib::cuda {
+
+/// On each GPU. In an allreduce, two ranks have room for slices of 64 MiB in it, four for 21 MiB:
+/// with 16 MiB a copy engine moves 360 GB/s, with 32 MiB 374, with 64 MiB 382 (H200, 2026-11-21).
+inline constexpr std::size_t kLargeInboxBytes = 256u << 20;
+inline constexpr int kLargeWindows = 2;  // of an inbox, used in turn
+
+class CopyEngine {
+ public:
+  static constexpr int kAhead = 4;  ///< bundles of pushes that the stream holds at once
+  /// Collective. Null on all ranks alike if one of them has no memory for it; `why` then says what
+  /// was missing. `context` is where the buffers are.
+  static std::unique_ptr<CopyEngine> open(Bootstrap& bootstrap, Config::Segment mode,
+                                          CUcontext context, std::string& why);
+  ~CopyEngine();
+  CopyEngine(const CopyEngine&) = delete;
+  CopyEngine& operator=(const CopyEngine&) = delete;
+
+  /// Until nothing of ours runs on the device. Nothing of it waits for a peer, so it is soon.
+  void drain() noexcept;
+
+ private:
+  friend class CopyProgram;
+
+  /// Of one rank, in shared host memory. Numbers of runs, which only grow: nothing is reset.
+  struct Words {
+    std::uint64_t arrived[kLargeUnits];   // by whoever pushes into the unit
+    std::uint64_t consumed[kLargeUnits];  // by the rank whose unit it is
+    std::uint64_t turn;                   // by the rank: turns of pushes that it is through with
+  };
+
+  CopyEngine(Bootstrap& bootstrap, CUcontext context);
+  void set_up();
+  void map(int rank, const void* handle);
+  void release() noexcept;
+  Words& words(int rank) const { return *reinterpret_cast<Words*>(segment_->of(rank)); }
+
+  const Driver& driver_;
+  const int rank_, size_;
+  const CUcontext context_;
+  std::unique_ptr<Segment> segment_;
+  std::vector<CUdeviceptr> inboxes_;
+  std::vector<bool> is_mapped_;  // from another process
+  CUstream push_stream_ = nullptr, work_stream_ = nullptr;
+  std::array<CUevent, kAhead> pushed_{};
+  CUdeviceptr counters_ = 0;
+  Doorbell* doorbell_ = nullptr;  // of the kernels on work_stream_
+  std::uint64_t launches_ = 0;    // of these kernels
+  std::uint64_t last_run_ = 0, last_turn_ = 0;
+};
+
+}  // namespace trib::cuda

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Blocking reductions of GPU buffers in long mixed sequences: all collectives, roots, in place or
+// not, uneven and empty parts, odd lengths and offsets. For copy engines, which are driven by all
+// ranks' hosts and use their inboxes in turn: run with TRIB_ENGINE=copy and a small TRIB_SLICE, and
+// with long vectors among short ones: "long".
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "gpu.hpp"
+
+namespace {
+
+int rank, size;
+
+std::uint32_t state = 12345;
+int choose(int count) {
+  state = state * 1664525u + 1013904223u;
+  return static_cast<int>((state >> 8) % static_cast<std::uint32_t>(count));
+}
+
+/// Sums of few of these are exact in all types.
+template <class T>
+T value(int r, std::size_t i, int round) {
+  return static_cast<T>(
+      (i * 7 + static_cast<std::size_t>(r) * 5 + static_cast<std::size_t>(round) * 3) % 11);
+}
+
+constexpr const char* kNames[] = {"allreduce", "reduce", "reduce_scatter", "reduce_scatter_block"};
+
+template <class T>
+void one_call(MPI_Datatype type, std::size_t count, int round) {
+  Gpu& gpu = Gpu::get();
+  const auto ranks = static_cast<std::size_t>(size);
+  const int collective = choose(4), root = choose(size), shift = choose(4);
+  const bool is_in_place = choose(2) == 0;
+  std::vector<int> counts(ranks, static_cast<int>(count / ranks));
+  if (collective == 2)
+    for (int& part : counts) part = choose(4) == 0 ? 0 : part / 2 + choose(part + 2);
+  std::size_t total = count, begin = 0, mine = count;
+  if (collective >= 2) {
+    total = 0;
+    for (int r = 0; r < size; ++r) {
+      if (r == rank) begin = total;
+      total += static_cast<std::size_t>(counts[static_cast<std::size_t>(r)]);
+    }
+    mine = static_cast<std::size_t>(counts[static_cast<std::size_t>(rank)]);
+  }
+  const bool has_result = collective != 1 || rank == root;
+  std::vector<T> host(total);
+  for (std::size_t i = 0; i < total; ++i) host[i] = value<T>(rank, i, round);
+  const std::size_t room = (total + 8) * sizeof(T);
+  auto* const in_memory = static_cast<T*>(gpu.allocate(room));
+  auto* const out_memory = static_cast<T*>(gpu.allocate(room));
+  T *const in = in_memory + shift, *out = out_memory + 3 - shift;
+  std::vector<T> guard(total + 8, static_cast<T>(99));
+  gpu.copy(out_memory, guard.data(), room);
+  gpu.copy(in, host.data(), total * sizeof(T));
+  const void* send = in;
+  void* receive = has_result ? out : nullptr;
+  if (is_in_place && has_result) {
+    send = MPI_IN_PLACE;
+    receive = out = in;
+  }
+  int status = MPI_SUCCESS;
+  const auto length = static_cast<int>(total);
+  if (collective == 0)
+    status = MPI_Allreduce(send, receive, length, type, MPI_SUM, MPI_COMM_WORLD);
+  else if (collective == 1)
+    status = MPI_Reduce(send, receive, length, type, MPI_SUM, root, MPI_COMM_WORLD);
+  else if (collective == 2)
+    status = MPI_Reduce_scatter(send, receive, counts.data(), type, MPI_SUM, MPI_COMM_WORLD);
+  else
+    status = MPI_Reduce_scatter_block(send, receive, counts[0], type, MPI_SUM, MPI_COMM_WORLD);
+  char what[200];
+  std::snprintf(what, sizeof what,
+                "%s of %zu elements of %zu bytes, in place %d, root %d, shift %d, round %d",
+                kNames[collective], total, sizeof(T), is_in_place, root, shift, round);
+  CHECK(status == MPI_SUCCESS, "%s: %s", what, error_text(status).c_str());
+  if (has_result) {
+    std::vector<T> found(mine);
+    gpu.copy(found.data(), out, mine * sizeof(T));
+    for (std::size_t i = 0; i < mine; ++i) {
+      T expected = 0;
+      for (int r = 0; r < size; ++r)
+        expected = static_cast<T>(expected + value<T>(r, begin + i, round));
+      CHECK(found[i] == expected, "%s: element %zu: %g, not %g", what, i,
+            static_cast<double>(found[i]), static_cast<double>(expected));
+    }
+  }
+  if (out != in && has_result) {  // around the result, and in `in`
+    gpu.copy(guard.data(), out_memory, room);
+    const auto at = static_cast<std::size_t>(out - out_memory);
+    for (std::size_t i = 0; i < at; ++i) CHECK(guard[i] == static_cast<T>(99), "%s: before", what);
+    for (std::size_t i = at + mine; i < guard.size(); ++i)
+      CHECK(guard[i] == static_cast<T>(99), "%s: behind, %zu", what, i - at - mine);
+    std::vector<T> after(total);
+    gpu.copy(after.data(), in, total * sizeof(T));
+    CHECK(total == 0 || std::memcmp(after.data(), host.data(), total * sizeof(T)) == 0,
+          "%s: the input has changed", what);
+  }
+  gpu.free(in_memory);
+  gpu.free(out_memory);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  rank = world_rank();
+  size = world_size();
+  skip_without_gpu();
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  const bool is_long = argc > 1 && std::string(argv[1]) == "long";
+  int rounds = is_long ? 24 : 400;
+  if (argc > 2) rounds = std::atoi(argv[2]);
+  for (int round = 0; round < rounds; ++round) {
+    const int kind = choose(4), magnitude = choose(is_long ? 4 : 6);
+    constexpr int kShort[] = {1, 9, 100, 3000, 70000, 900000};
+    constexpr int kLong[] = {5, 30000, 20000000, 30000000};
+    const int most = is_long ? kLong[magnitude] : kShort[magnitude];
+    const auto count = static_cast<std::size_t>(most / 2 + choose(most) + 1);
+    if (kind == 0) one_call<double>(MPI_DOUBLE, count, round);
+    if (kind == 1) one_call<float>(MPI_FLOAT, count, round);
+    if (kind == 2) one_call<std::int8_t>(MPI_INT8_T, count, round);
+    if (kind == 3) one_call<std::int16_t>(MPI_INT16_T, count, round);
+  }
+  if (rank == 0) std::printf("%d calls checked\n", rounds);
+  MPI_Finalize();
+  return 0;
+}
