@@ -176,6 +176,8 @@ class DeviceChannel {
   /// To be called while the peers have not all posted a call yet: finds out what its launch will
   /// want to know.
   virtual void look_ahead() {}
+  /// Whether what goes from device to device goes through the host's memory.
+  virtual bool is_through_host() const { return false; }
   /// The most blocks that a kernel may have.
   virtual int max_blocks() const = 0;
   /// Throws Error if what was enqueued has failed. Never blocks.

@@ -147,6 +147,11 @@ void Plans::make_path(Plan& plan, Path& path, Route route, DeviceChannel* device
   const bool is_device = route == Route::device;
   if (!is_device) device = nullptr;
   path.choice = choose(plan, route);
+  // Packets are twice the bytes, and come one by one: over the bus that soon costs more than flags.
+  constexpr std::size_t kPacketsOverBus = 8 << 10;
+  if (is_device && device->is_through_host() && plan.bytes > kPacketsOverBus &&
+      config.protocol == Config::Protocol::automatic)
+    path.choice.is_packet = false;
 
   // The room with (large) and without: on the host a larger scratch, on devices another protocol.
   const auto fit = [&](bool is_large) -> std::size_t {

@@ -185,9 +185,10 @@ Choice select(const Key& key, const Config& config) {
   Choice choice;
   if (key.place == Key::Place::device) {
     const bool is_protocol_named = config.protocol != Config::Protocol::automatic;
-    // Protocols are the kernels': who names one wants these.
+    // Protocols are the kernels': who names one wants these. Copy engines wait for a measurement of
+    // their last form before they serve calls unasked.
     choice = device_choice(
-        key, key.can_copy && config.engine != Config::Engine::kernel && !is_protocol_named);
+        key, key.can_copy && config.engine == Config::Engine::copy && !is_protocol_named);
     if (is_protocol_named) choice.is_packet = config.protocol == Config::Protocol::packet;
     if (config.engine == Config::Engine::copy && key.can_copy && is_reduction(key.collective) &&
         choice.engine != Engine::copy) {

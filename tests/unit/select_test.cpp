@@ -96,15 +96,12 @@ TEST(Select, CopyEnginesWhereTheyCanBeHad) {
     key.collective = static_cast<Collective>(collective);
     const Engine wanted = is_reduction(key.collective) ? Engine::copy : Engine::kernel;
     Config config;
-    EXPECT_EQ(engine(512 * MiB, true, config), wanted) << name(key.collective);
-    EXPECT_EQ(engine(512 * MiB, false, config), Engine::kernel);
-    EXPECT_EQ(engine(1 * MiB, true, config), Engine::kernel);
-    config.protocol = Config::Protocol::simple;
     EXPECT_EQ(engine(512 * MiB, true, config), Engine::kernel);
-    config = {};
     config.engine = Config::Engine::kernel;
     EXPECT_EQ(engine(512 * MiB, true, config), Engine::kernel);
     config.engine = Config::Engine::copy;
+    EXPECT_EQ(engine(512 * MiB, true, config), wanted) << name(key.collective);
+    EXPECT_EQ(engine(512 * MiB, false, config), Engine::kernel);
     EXPECT_EQ(engine(1, true, config), wanted);
     EXPECT_FALSE(select(key, config).is_packet && wanted == Engine::copy);
     EXPECT_EQ(engine(1, false, config), Engine::kernel);

@@ -31,6 +31,7 @@ class Channel final : public trib::DeviceChannel {
   bool has_copies() const override { return copy_engine_ != nullptr; }
   void poison(const std::string& why) noexcept override;
   Memory where(const void* pointer) const override;
+  bool is_through_host() const override { return segment_ != nullptr; }
   int max_blocks() const override { return max_blocks_; }
   void look_ahead() override;
   void check() override;

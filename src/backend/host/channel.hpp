@@ -21,6 +21,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -135,6 +136,7 @@ class Channel final : public HostChannel {
   std::uint64_t last_run_ = 0;          // the last one started
   std::uint64_t meeting_ = 0;           // the last one
   const std::vector<int>* window_readers_[kWindows] = {};  // who reads what we wrote there last
+  std::set<std::vector<int>> reader_lists_;  // of all programs: they may be gone by then
 };
 
 }  // namespace trib::host

@@ -42,7 +42,7 @@ Program::Program(Channel& channel, const Schedule& schedule)
       stages_(schedule.stages),
       flags_(schedule.flags),
       units_(schedule.units),
-      readers_(schedule.readers),
+      readers_(*channel.reader_lists_.insert(schedule.readers).first),
       attached_readers_(schedule.attached_readers),
       endangers_input_(schedule.endangers_input) {
   stage_end_.assign(static_cast<std::size_t>(stages_), 0);

@@ -62,7 +62,8 @@ class Program final : public trib::Program, public Operation {
   Channel& channel_;
   const int rank_;
   const int chunks_, stages_, flags_, units_;
-  std::vector<int> readers_, attached_readers_;
+  const std::vector<int>& readers_;
+  const std::vector<int> attached_readers_;
   std::vector<Instruction> instructions_;
   std::vector<Operand> operands_;
   std::vector<int> stage_end_;  // index behind the last instruction of each stage
