@@ -38,6 +38,8 @@ struct Config {
   } protocol = Protocol::automatic;  ///< TRIB_PROTOCOL=auto|packet|simple
   long blocks = 0;                   ///< TRIB_BLOCKS: of a GPU kernel, 0: by table
   long resident = -1;                ///< TRIB_RESIDENT: microseconds that a GPU kernel lingers
+  long tune_budget_ms = 100;         ///< TRIB_TUNE_BUDGET_MS: for one persistent reduction
+  char tuning_file[512] = "auto";    ///< TRIB_TUNING_FILE: "auto", "none" or a path
   // Local ones.
   enum class Progress : int {
     automatic,
