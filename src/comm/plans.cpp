@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include "base/log.hpp"
 #include "comm/cut.hpp"
@@ -107,11 +108,12 @@ Key Plans::key_of(const Plan& plan, Route route) const {
   key.place = route == Route::device   ? Key::Place::device
               : route == Route::staged ? Key::Place::staged
                                        : Key::Place::host;
+  key.is_exact = is_exact(plan.request.dtype);
   return key;
 }
 
-Choice Plans::choose(const Plan& plan, Route route) const {
-  return select(key_of(plan, route), group_.config);
+Choice Plans::choose(const Plan& plan, Route route, const Findings& findings) const {
+  return select(key_of(plan, route), group_.config, &findings);
 }
 
 void Plans::cut(std::vector<std::size_t>& begin, const Plan& plan, std::size_t chunks) const {
@@ -128,15 +130,32 @@ std::size_t Plans::longest_chunk_of(const Plan& plan, int chunks) const {
   return longest_chunk(begin) * bytes(plan.request.dtype);
 }
 
-/// Chooses the algorithm, loads its program if it is new here, and cuts the vector into chunks and
-/// slices.
-void Plans::make_path(Plan& plan, Path& path, Route route, DeviceChannel* device) {
+void Plans::make_path(Plan& plan, Path& path, Route route, const Choice& choice,
+                      DeviceChannel* device) {
+  if (make_path_for(choice, plan, path, route, device)) return;
+  Config automatic = group_.config;
+  if (std::string_view(automatic.algorithm) != "auto") {
+    // Only for algorithms that were asked for by name: those of the table need few slots.
+    log_once(Config::Log::warn, "TRIB_ALGORITHM=" + std::string(automatic.algorithm) +
+                                    " has no room in shared memory for " +
+                                    std::string(name(plan.request.collective)) + " over " +
+                                    std::to_string(group_.size) + " ranks; the default is used");
+    std::strcpy(automatic.algorithm, "auto");
+  }
+  if (!make_path_for(select(key_of(plan, route), automatic), plan, path, route, device))
+    throw Error(Code::internal,
+                "no room in shared memory for " + std::string(path.choice.algorithm->name));
+}
+
+/// Loads the program if it is new here, and cuts the vector into chunks and slices.
+bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Route route,
+                          DeviceChannel* device) {
   const Request& request = plan.request;
   const Config& config = group_.config;
   const std::size_t element = bytes(request.dtype);
   const bool is_device = route == Route::device;
   if (!is_device) device = nullptr;
-  path.choice = choose(plan, route);
+  path.choice = choice;
 
   // The room with (large) and without: on the host a larger scratch, on devices another protocol.
   const auto fit = [&](bool is_large) -> std::size_t {
@@ -144,20 +163,7 @@ void Plans::make_path(Plan& plan, Path& path, Route route, DeviceChannel* device
     return path.loaded->program->fit(is_large);
   };
   path.loaded = &load(request, path.choice, device);
-  if (std::max(fit(false), fit(true)) < element) {
-    // Only for algorithms that were asked for by name: those of the table need few slots.
-    log_once(Config::Log::warn, "TRIB_ALGORITHM=" + std::string(config.algorithm) +
-                                    " has no room in shared memory for " +
-                                    std::string(name(request.collective)) + " over " +
-                                    std::to_string(group_.size) + " ranks; the default is used");
-    Config automatic = config;
-    std::strcpy(automatic.algorithm, "auto");
-    path.choice = select(key_of(plan, route), automatic);
-    path.loaded = &load(request, path.choice, device);
-    if (std::max(fit(false), fit(true)) < element)
-      throw Error(Code::internal,
-                  "no room in shared memory for " + std::string(path.choice.algorithm->name));
-  }
+  if (std::max(fit(false), fit(true)) < element) return false;
 
   const std::size_t chunks = path.loaded->chunks;
   Arguments& arguments = path.arguments;
@@ -169,8 +175,10 @@ void Plans::make_path(Plan& plan, Path& path, Route route, DeviceChannel* device
   arguments.chunks = chunks;
   arguments.longest = longest_chunk(path.chunk_begin);
   path.is_made = true;
-  if (is_device)
-    return cut_passes(arguments, path.choice, *path.loaded->program, device->max_blocks(), config);
+  if (is_device) {
+    cut_passes(arguments, path.choice, *path.loaded->program, device->max_blocks(), config);
+    return true;
+  }
   const std::size_t longest = std::max(arguments.longest * element, std::size_t{1});
   std::size_t slice = std::min(path.choice.slice_bytes, longest);
   arguments.is_large = slice > fit(false) && !has_no_data_;
@@ -178,6 +186,7 @@ void Plans::make_path(Plan& plan, Path& path, Route route, DeviceChannel* device
   arguments.store = plan.bytes >= kStreamBytes ? Store::stream : Store::cached;
   if (slice > 64) slice = slice / 64 * 64;
   arguments.slice = std::max<std::size_t>(slice / element, 1);
+  return true;
 }
 
 void Plans::add_served(Form form, std::vector<Served>& rows) const {

@@ -30,6 +30,8 @@ class Channel final : public trib::DeviceChannel {
   Memory where(const void* pointer) const override;
   int max_blocks() const override { return max_blocks_; }
   void look_ahead() override;
+  void* allocate(std::size_t bytes) override;
+  void free(void* pointer) noexcept override;
   void check() override;
   void drain() override;
 
