@@ -35,7 +35,7 @@ namespace trib::mpi {
   X(Comm_create_keyval) X(Comm_free_keyval) X(Comm_set_attr) X(Comm_call_errhandler)                      \
   X(Iallgather) X(Igather) X(Test) X(Iprobe)                                                              \
   X(Get_library_version) X(Add_error_class) X(Add_error_code) X(Add_error_string) X(Error_string)         \
-  X(Type_size) X(Type_get_extent) X(Type_get_true_extent)                                                 \
+  X(Info_get) X(Type_size) X(Type_get_extent) X(Type_get_true_extent)                                                 \
   X(Type_contiguous) X(Type_commit) X(Type_free) X(Type_set_name)                                         \
   X(Type_create_keyval) X(Type_free_keyval) X(Type_set_attr)                                              \
   X(Op_create) X(Op_free)                                                                                 \
