@@ -267,7 +267,7 @@ class Lock {
       : file_(::open((path + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
     if (file_.get() < 0) fail("cannot be written");
     for (int tries = 0; ::flock(file_.get(), LOCK_EX | LOCK_NB) != 0; ++tries) {
-      if (tries == 40) fail("is locked by another job");
+      if (tries == 200) throw Error(Code::timeout, "is locked by another job");
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
@@ -436,18 +436,24 @@ void TuningFile::add(const Record& record, bool is_writer) noexcept {
   const int saved_errno = errno;
   try {
     records_ = merge(records_, {record});
-    if (is_writer && record.is_thorough && is_usable_ && !path_.empty()) write(record);
+    if (is_writer && record.is_thorough && is_usable_ && !path_.empty()) {
+      unwritten_.push_back(record);
+      write();
+    }
   } catch (const std::exception& error) {
-    is_usable_ = false;
+    // A lock is for a while: the next one writes this one, too.
+    const auto* const known = dynamic_cast<const Error*>(&error);
+    if (known == nullptr || known->code() != Code::timeout) is_usable_ = false;
     log_once(Config::Log::info, "the tuning file " + path_ + " is not written: it " + error.what());
   }
   errno = saved_errno;
 }
 
-void TuningFile::write(const Record& record) {
+void TuningFile::write() {
   make_folders(path_);
   const Lock lock(path_);
-  replace(path_, to_text(merge(read(path_), {record})));
+  replace(path_, to_text(merge(read(path_), unwritten_)));
+  unwritten_.clear();
 }
 
 }  // namespace trib

@@ -59,12 +59,12 @@ class TuningFile {
 
  private:
   void read_once();
-  void write(const Record& record);
+  void write();
 
   std::mutex mutex_;
   const std::string path_;  // "": none
   bool is_read_ = false, is_usable_ = true;
-  std::vector<Record> records_;
+  std::vector<Record> records_, unwritten_;
 };
 
 }  // namespace trib
