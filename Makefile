@@ -115,7 +115,7 @@ asan tsan: %: setup  ## unit tests under AddressSanitizer and UndefinedBehaviorS
 	@ctest --preset $@
 
 # clang 16 or newer: older ones lack std::source_location.
-fuzz: setup  ## fuzz the parsers of settings and schedules, SECONDS (60) each; needs clang
+fuzz: setup  ## fuzz the parsers of settings, schedules and tuning files, SECONDS (60) each; needs clang
 	@find() { for version in 21 20 19 18 17 16; do command -v clang++-$$version && return; done; true; }; \
 	compiler=$$(find); \
 	if [ -z "$$compiler" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

@@ -97,7 +97,10 @@ void Measurement::run(Collective collective) {
       count = std::max(count / ranks, std::size_t{1}) * ranks;
     if (count == previous) continue;  // rounded to a size that was already there
     previous = count;
-    measure(call_of(collective, count));
+    if (options_.tune.empty())
+      measure(call_of(collective, count));
+    else
+      tune(call_of(collective, count));
   }
   if (world_.rank == 0) say({{"type", "end"}});
 }
@@ -184,6 +187,18 @@ bool Measurement::start(Timing& timing, const Call& call, const Pattern& expecte
   timing.iterations = fitting(side, call);
   timing.algorithm = side.algorithm();
   return true;
+}
+
+/// Has the library measure, and says how long that took.
+void Measurement::tune(const Call& call) {
+  world_.barrier();
+  const double start = now();
+  setup_.sides.front()->prepare(call);
+  if (world_.rank == 0)
+    say({{"type", "tuned"},
+         {"collective", name(call.collective)},
+         {"bytes", call.count * trib::bytes(call.dtype)},
+         {"seconds", now() - start}});
 }
 
 void Measurement::measure(const Call& call) {

@@ -27,6 +27,7 @@ class Measurement {
   void begin(Collective collective) const;
   Call call_of(Collective collective, std::size_t count) const;
   void measure(const Call& call);
+  void tune(const Call& call);
   bool start(Timing& timing, const Call& call, const Pattern& expected, bool is_alone) const;
   long fitting(Side& side, const Call& call) const;
   std::vector<double> batch(Side& side, const Call& call, long iterations) const;

@@ -142,10 +142,32 @@ MPI_Op mpi_op(Op op) {
   return MPI_ERR_OTHER
 #define TRIB_COMMA ,
 
+/// Made when it is used first.
+class Info {
+ public:
+  Info() = default;
+  Info(const Info&) = delete;
+  Info& operator=(const Info&) = delete;
+  MPI_Info get(const Keys& keys) {
+    if (info_ != MPI_INFO_NULL || (keys.trib_tune + keys.trib_algorithm).empty()) return info_;
+    PMPI_Info_create(&info_);
+    if (!keys.trib_tune.empty()) PMPI_Info_set(info_, "trib_tune", keys.trib_tune.c_str());
+    if (!keys.trib_algorithm.empty())
+      PMPI_Info_set(info_, "trib_algorithm", keys.trib_algorithm.c_str());
+    return info_;
+  }
+  void free() {
+    if (info_ != MPI_INFO_NULL) PMPI_Info_free(&info_);
+  }
+
+ private:
+  MPI_Info info_ = MPI_INFO_NULL;
+};
+
 class MpiSide : public Side {
  public:
-  MpiSide(const World& world, Mode mode, MpiCaller caller)
-      : comm_(world.comm), mode_(mode), caller_(caller) {
+  MpiSide(const World& world, Mode mode, MpiCaller caller, const Keys& keys = {})
+      : comm_(world.comm), mode_(mode), caller_(caller), keys_(keys) {
     last_algorithm_ =
         reinterpret_cast<const char* (*)(MPI_Comm)>(dlsym(RTLD_DEFAULT, "trib_mpi_last_algorithm"));
 #ifndef TRIB_HAS_PERSISTENT
@@ -155,6 +177,7 @@ class MpiSide : public Side {
   }
 
   std::string name() const override {
+    if (!keys_.trib_algorithm.empty()) return "way " + keys_.trib_algorithm;
     if (caller_ == MpiCaller::tributary_blocking) return "blocking";
     return caller_ == MpiCaller::mpi ? "mpi" : "tributary";
   }
@@ -177,6 +200,7 @@ class MpiSide : public Side {
   void finish() override {
     if (request_ != MPI_REQUEST_NULL)
       check(is_own() ? PMPI_Request_free(&request_) : MPI_Request_free(&request_));
+    info_.free();
   }
 
  protected:
@@ -228,7 +252,7 @@ class MpiSide : public Side {
   int init(const Call& call, const void* in, void* out) {
     const int count = static_cast<int>(call.count);
     TRIB_CALL(MPI, Allreduce_init, Reduce_init, Reduce_scatter_init, Reduce_scatter_block_init,
-              TRIB_COMMA MPI_INFO_NULL TRIB_COMMA & request_);
+              TRIB_COMMA info_.get(keys_) TRIB_COMMA & request_);
   }
   int own_init(const Call& call, const void* in, void* out) {
     const int count = static_cast<int>(call.count);
@@ -243,6 +267,8 @@ class MpiSide : public Side {
   const MPI_Comm comm_;
   const Mode mode_;
   const MpiCaller caller_;
+  const Keys keys_;
+  Info info_;
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
   MPI_Op op_ = MPI_OP_NULL;
   MPI_Request request_ = MPI_REQUEST_NULL;
@@ -271,8 +297,9 @@ class CopySide : public MpiSide {
 
 }  // namespace
 
-std::unique_ptr<Side> make_mpi_side(const World& world, Mode mode, MpiCaller caller) {
-  return std::make_unique<MpiSide>(world, mode, caller);
+std::unique_ptr<Side> make_mpi_side(const World& world, Mode mode, MpiCaller caller,
+                                    const Keys& keys) {
+  return std::make_unique<MpiSide>(world, mode, caller, keys);
 }
 
 std::unique_ptr<Side> make_copy_side(const World& world, std::size_t bytes) {

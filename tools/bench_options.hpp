@@ -49,6 +49,12 @@ struct Options {
   bool compare_blocking = false;  ///< time Tributary's blocking call, too
   bool is_mpi_gpu_aware = false;  ///< the MPI takes device pointers; else its side copies by hand
   std::vector<std::string> nccl;  ///< files to try, in this order
+
+  /// Not empty: nothing is timed, but MPI_Allreduce_init and its like are called with this value of
+  /// the info key trib_tune.
+  std::string tune;
+  /// Persistent: also time Tributary with each of these values of the info key trib_algorithm.
+  std::vector<std::string> ways;
 };
 
 /// Throws std::invalid_argument, with a text that names the option and what it accepts.

@@ -45,6 +45,16 @@ void Setup::find_gpus(const World& world, const Options& options) {
 }
 
 void Setup::add_sides(const World& world, const Options& options, std::size_t bytes) {
+  if (!options.tune.empty() || !options.ways.empty()) {
+    if (preload.empty())
+      throw SetupFailed("--tune, --ways: the preload library is not under this program");
+    // What is timed is what the tuning file says now.
+    const std::string tune = options.tune.empty() ? "off" : options.tune;
+    sides.push_back(make_mpi_side(world, options.mode, MpiCaller::tributary, {tune, ""}));
+    for (const std::string& way : options.ways)
+      sides.push_back(make_mpi_side(world, options.mode, MpiCaller::tributary, {"off", way}));
+    return;
+  }
   const bool has_nccl = options.compare_nccl && !is_gpu_shared_;
   if (options.compare_nccl && is_gpu_shared_)
     notes.push_back(

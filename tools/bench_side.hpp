@@ -67,9 +67,14 @@ enum class MpiCaller {
   tributary_blocking,  ///< the same, as what another form of it is compared with
   mpi,                 ///< the MPI's own PMPI_X
 };
+/// Info keys of persistent calls; "": not passed.
+struct Keys {
+  std::string trib_tune, trib_algorithm;
+};
 /// On the buffers as they are. `mode`: blocking, nonblocking or persistent. Throws
 /// std::invalid_argument where the MPI lacks the latter.
-std::unique_ptr<Side> make_mpi_side(const World& world, Mode mode, MpiCaller caller);
+std::unique_ptr<Side> make_mpi_side(const World& world, Mode mode, MpiCaller caller,
+                                    const Keys& keys = {});
 /// What a user of an MPI without GPU support writes: copy to the host, PMPI_X, copy back.
 /// `bytes`: of the largest buffer.
 std::unique_ptr<Side> make_copy_side(const World& world, std::size_t bytes);

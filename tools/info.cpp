@@ -11,6 +11,7 @@
 #include "backend/backend.hpp"
 #include "base/config.hpp"
 #include "base/types.hpp"
+#include "tune/tuning_file.hpp"
 
 namespace {
 
@@ -78,10 +79,13 @@ ordered_json dtypes() {
 
 int main() {
   try {
-    const ordered_json all{
-        {"version", TRIB_VERSION},    {"settings", settings(trib::read_config())},
-        {"algorithms", algorithms()}, {"backends", backends()},
-        {"dtypes", dtypes()},         {"operators", operators()}};
+    const trib::Config config = trib::read_config();
+    const ordered_json tuning{{"file", trib::tuning_path(config.tuning_file)},
+                              {"machine", trib::machine_name()}};
+    const ordered_json all{{"version", TRIB_VERSION}, {"settings", settings(config)},
+                           {"tuning", tuning},        {"algorithms", algorithms()},
+                           {"backends", backends()},  {"dtypes", dtypes()},
+                           {"operators", operators()}};
     std::printf("%s\n", all.dump(2).c_str());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "trib-info: %s\n", error.what());

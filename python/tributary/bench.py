@@ -147,6 +147,8 @@ class Job:
     burst: int | None = None  # operations per synchronisation; None: the native benchmark's choice
     nccl: str | None = None  # its file; None: wherever it is found
     is_mpi_gpu_aware: bool = False
+    tune: str = ""  # value of the info key trib_tune; then nothing is timed
+    ways: tuple[str, ...] = ()  # values of the info key trib_algorithm, to be timed as well
 
     def arguments(self) -> list[str]:
         """For the native benchmark."""
@@ -160,6 +162,10 @@ class Job:
             words += ["--memory", self.memory, "--mode", self.mode]
         elif self.mode != "blocking":
             words += ["--mode", self.mode]
+        if self.tune:
+            words += ["--tune", self.tune]
+        if self.ways:
+            words += ["--ways", ",".join(self.ways)]
         if self.memory != "host":
             words += ["--mpi-gpu-aware", str(int(self.is_mpi_gpu_aware))]
             if self.burst:
@@ -178,6 +184,7 @@ class Measurement:
     results: list[Result] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
+    vendor: str = ""  # of the MPI
 
     @property
     def mpi_title(self) -> str:
@@ -257,12 +264,22 @@ def _program(name: str) -> Path:
 
 def measure(job: Job, measurement: Measurement) -> Iterator[Result]:
     """Run the native benchmark; each result as it comes. Fills `measurement`."""
+    for line in lines(job, measurement):
+        if line["type"] == "row":
+            result = read_result(line, measurement.begin, measurement.vendor)
+            measurement.results.append(result)
+            yield result
+
+
+def lines(job: Job, measurement: Measurement) -> Iterator[dict[str, Any]]:
+    """Run the native benchmark; its lines on single sizes as they come. Fills the rest of `measurement`."""
     program = _program(job.mpi)
     abi = tree.ABI_OF[job.mpi]
     has_preload = tree.preload_library(abi) is not None
     plan = mpi.plan(program, job.ranks, job.mpi, job.launcher, job.settings, preload=has_preload)
     argv = plan.argv([str(program), *job.arguments()])
     measurement.command = argv
+    measurement.vendor = plan.vendor
     process = subprocess.Popen(
         argv,
         stdout=subprocess.PIPE,
@@ -288,10 +305,8 @@ def measure(job: Job, measurement: Measurement) -> Iterator[Result]:
                 problem = line["text"]
             elif line["type"] == "end":
                 ends += 1
-            elif line["type"] == "row":
-                result = read_result(line, measurement.begin, plan.vendor)
-                measurement.results.append(result)
-                yield result
+            else:
+                yield line
     finally:
         with contextlib.suppress(ProcessLookupError):
             if process.poll() is None and ends == 0:

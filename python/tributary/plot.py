@@ -149,3 +149,83 @@ def draw(
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+# -------------------------------------------------------------------------------------------------- tuning
+
+
+@dataclass
+class TuningPoint:
+    """One size, in microseconds: the default table's choice, the tuned one, the best candidate."""
+
+    bytes: int
+    default_us: float
+    tuned_us: float
+    best_us: float
+
+
+@dataclass
+class TuningPanel:
+    """One column of the picture."""
+
+    title: str
+    points: list[TuningPoint] = field(default_factory=list)
+
+
+def draw_tuning(panels: Sequence[TuningPanel], path: Path, title: str, subtitle: str) -> None:
+    """Times over bytes, and below them how far the tuned and the default choice are from the best candidate."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axes = plt.subplots(
+        2,
+        len(panels),
+        figsize=(max(5.2, 3.4 * len(panels) + 0.8), 5.6),
+        sharex="col",
+        sharey="row",
+        squeeze=False,
+        height_ratios=(3, 2),
+        layout="constrained",
+    )
+    lines = (("default table", THEIRS, "s", "default_us"), ("tuned", OURS, "o", "tuned_us"))
+    for column, panel in enumerate(panels):
+        upper, lower = axes[0][column], axes[1][column]
+        sizes = [p.bytes for p in panel.points]
+        upper.plot(
+            sizes,
+            [p.best_us for p in panel.points],
+            color=PARITY,
+            ls="--",
+            lw=1.2,
+            label="best candidate",
+        )
+        for label, colour, marker, name in lines:
+            times = [getattr(p, name) for p in panel.points]
+            style = {"color": colour, "marker": marker, "ms": 3.5, "lw": 1.6}
+            upper.plot(sizes, times, label=label, **style)
+            best = [p.best_us for p in panel.points]
+            lower.plot(sizes, [a / b for a, b in zip(times, best, strict=True)], **style)
+        for limit in (1.1, 1.25):
+            lower.axhline(limit, color="#e5e7eb", lw=1)
+        lower.axhline(1, color=PARITY, lw=1, ls="--")
+        upper.set_title(panel.title, fontsize=10, fontweight="bold")
+        upper.set_xscale("log", base=2)
+        upper.set_yscale("log")
+        upper.grid(True, which="major", color="#e5e7eb", lw=0.7)
+        upper.xaxis.set_minor_formatter(NullFormatter())
+        lower.xaxis.set_major_locator(LogLocator(base=16))
+        lower.xaxis.set_minor_locator(NullLocator())
+        lower.xaxis.set_major_formatter(FuncFormatter(_size_label))
+        lower.set_xlabel("bytes")
+    axes[0][0].set_ylabel("time per call, µs")
+    axes[1][0].set_ylabel("time / best candidate's")
+    axes[0][0].legend(frameon=False, loc="upper left")
+    figure.suptitle(f"{title}\n", fontsize=12, fontweight="bold", x=0.01, ha="left")
+    figure.text(0.01, 0.945, subtitle, fontsize=8.5, color=PARITY, ha="left", va="top")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "algorithm/registry.hpp"
+#include "comm/tuner.hpp"
 
 namespace trib {
 
@@ -35,6 +36,7 @@ StreamCommunicator::StreamCommunicator(std::unique_ptr<Bootstrap> bootstrap, con
                                     "was built without its CUDA backend");
   device_ = backend->open(*bootstrap_, config_, nullptr, why);
   if (!device_) throw Error(Code::device, why);
+  findings_ = Findings(adopt_findings(*bootstrap_, config_, backend, Key::Place::device), size_, 1);
 }
 
 StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
@@ -52,7 +54,8 @@ StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
   key.size = size_;
   key.bytes = total * element;
   key.place = Key::Place::device;
-  const Choice choice = select(key, config_);
+  key.is_exact = is_exact(call.dtype);
+  const Choice choice = select(key, config_, &findings_);
   Loaded& loaded = programs_[{call.collective, choice.algorithm, call.root}];
   if (!loaded.program) {
     Shape shape;

@@ -15,6 +15,7 @@
 #include "base/config.hpp"
 #include "base/error.hpp"
 #include "comm/cut.hpp"
+#include "tune/findings.hpp"
 
 namespace trib {
 
@@ -70,6 +71,7 @@ class StreamCommunicator {
   const int rank_, size_;
   std::unique_ptr<HostChannel> host_;  // only to see whether peers are well
   std::unique_ptr<DeviceChannel> device_;
+  Findings findings_;
   std::mutex mutex_;
   std::string failure_;
   int looked_at_ = 0;

@@ -180,6 +180,9 @@ class DeviceChannel {
   virtual bool is_through_host() const { return false; }
   /// The most blocks that a kernel may have.
   virtual int max_blocks() const = 0;
+  /// Memory of the device, filled with some value. Throws Error.
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void free(void* pointer) noexcept = 0;
   /// Throws Error if what was enqueued has failed. Never blocks.
   virtual void check() = 0;
   /// Until what was enqueued is done. Throws Error if it failed.
@@ -224,6 +227,9 @@ class DeviceBackend : public Backend {
   /// where the ranks' devices cannot work together; `why` then says what was missing.
   virtual std::unique_ptr<DeviceChannel> open(Bootstrap& bootstrap, const Config& config,
                                               const void* pointer, std::string& why) = 0;
+  /// For a device that is in use: its devices and how they are linked, such as "4 x NVIDIA H200;
+  /// NVLink: 6". What was measured holds where this is the same.
+  virtual std::string hardware() const = 0;
   /// Loads the driver if need be, for those who ask for the device by name. False: there is none.
   virtual bool load() const = 0;
   /// Blocking, in any direction.

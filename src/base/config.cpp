@@ -93,8 +93,9 @@ Setting size_in_bytes(std::string_view variable, long Config::*field, bool is_sh
   return {variable, "bytes, as 65536, 64K, 1M or 1G (0: by table)", help, is_shared, get, set};
 }
 
-Setting number(std::string_view variable, long Config::*field, long most, bool is_shared,
-               std::string_view help) {
+/// `zero`: what 0 stands for.
+Setting number(std::string_view variable, long Config::*field, long most, std::string_view zero,
+               bool is_shared, std::string_view help) {
   const auto get = [field](const Config& config) { return std::to_string(config.*field); };
   const auto set = [field, most](Config& config, std::string_view text) {
     long value = 0;
@@ -104,7 +105,28 @@ Setting number(std::string_view variable, long Config::*field, long most, bool i
     config.*field = value;
     return true;
   };
-  return {variable, "1 to " + std::to_string(most) + " (0: by table)", help, is_shared, get, set};
+  return {variable, "1 to " + std::to_string(most) + " (0: " + std::string(zero) + ")",
+          help,     is_shared,
+          get,      set};
+}
+
+/// The path of a file, or a word that stands for one.
+Setting file(std::string_view variable, char (Config::*field)[512], bool is_shared,
+             std::string_view help) {
+  const auto get = [field](const Config& config) {
+    return std::string(config.*field, strnlen(config.*field, sizeof(config.*field)));
+  };
+  const auto set = [field](Config& config, std::string_view text) {
+    auto& path = config.*field;
+    // Ranks and jobs need not have the same working directory.
+    if (text != "auto" && text != "none" && !text.starts_with('/')) return false;
+    if (text.size() >= sizeof path || text.find('\0') != text.npos) return false;
+    // The rest is zeroed, so that equal settings are equal bytes.
+    std::memset(path, 0, sizeof path);
+    std::memcpy(path, text.data(), text.size());
+    return true;
+  };
+  return {variable, "auto, none or an absolute path", help, is_shared, get, set};
 }
 
 /// Below zero: auto.
@@ -189,7 +211,7 @@ const std::vector<Setting>& settings() {
       choice("TRIB_ENABLE", &Config::enable, {"0", "1"}, true, "0: leave every call to the MPI"),
       algorithm_name("TRIB_ALGORITHM", true, "use this algorithm wherever it can do the call"),
       choice("TRIB_DETERMINISM", &Config::determinism, {"run", "order", "any"}, true,
-             "run: same bits in every run of the same layout; order: the bits of a left fold over ranks; any: leaves tuners free (there are none yet: as run)"),
+             "run: same bits in every run of the same layout; order: the bits of a left fold over ranks; any: whatever is fastest, so that bits may change with what tuning finds"),
       choice("TRIB_ATTACH", &Config::attach, {"auto", "off", "always"}, true,
              "always: read peers' memory directly where the kernel allows it; auto: where that was seen to pay, which is nowhere yet"),
       choice("TRIB_SEGMENT", &Config::segment, {"auto", "memfd", "file"}, true, "where shared memory comes from"),
@@ -202,9 +224,13 @@ const std::vector<Setting>& settings() {
              "how GPUs tell each other that data is there: packet: in every 8 bytes; simple: by a flag that follows"),
       choice("TRIB_ENGINE", &Config::engine, {"auto", "kernel", "copy"}, true,
              "what moves data between GPUs: kernel: kernels; copy: copy engines, in blocking calls; auto: by table"),
-      number("TRIB_BLOCKS", &Config::blocks, 132, true, "blocks of a GPU kernel that serves a large message"),
+      number("TRIB_BLOCKS", &Config::blocks, 132, "by table", true, "blocks of a GPU kernel that serves a large message"),
       microseconds("TRIB_RESIDENT", &Config::resident, 10000, true,
              "microseconds that a GPU kernel waits for the next small reduction, which then needs no launch; device synchronisations of the program may take longer by as much; auto: 50 in persistent reductions"),
+      number("TRIB_TUNE_BUDGET_MS", &Config::tune_budget_ms, 60000, "no tuning", true,
+             "milliseconds that MPI_Allreduce_init and its like may measure for to find the best way for messages of a new size"),
+      file("TRIB_TUNING_FILE", &Config::tuning_file, true,
+           "where the findings of tuning are kept: auto: tributary/tuning.json in XDG_CACHE_HOME or ~/.cache; none: nowhere"),
       choice("TRIB_PROGRESS", &Config::progress, {"auto", "thread", "calls"}, false,
              "who drives nonblocking and started persistent reductions: auto: calls into MPI, and a thread where a rank makes none for a millisecond; thread: a thread all the time; calls: calls alone"),
       choice("TRIB_GPU_AWARE_MPI", &Config::gpu_aware_mpi, {"auto", "0", "1"}, false,

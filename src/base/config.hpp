@@ -40,9 +40,11 @@ struct Config {
     automatic,
     kernel,
     copy
-  } engine = Engine::automatic;  ///< TRIB_ENGINE=auto|kernel|copy
-  long blocks = 0;               ///< TRIB_BLOCKS: of a GPU kernel, 0: by table
-  long resident = -1;            ///< TRIB_RESIDENT: microseconds that a GPU kernel lingers
+  } engine = Engine::automatic;    ///< TRIB_ENGINE=auto|kernel|copy
+  long blocks = 0;                 ///< TRIB_BLOCKS: of a GPU kernel, 0: by table
+  long resident = -1;              ///< TRIB_RESIDENT: microseconds that a GPU kernel lingers
+  long tune_budget_ms = 100;       ///< TRIB_TUNE_BUDGET_MS: for one persistent reduction
+  char tuning_file[512] = "auto";  ///< TRIB_TUNING_FILE: "auto", "none" or a path
   // Local ones.
   enum class Progress : int {
     automatic,

@@ -176,7 +176,7 @@ bool Background::open_lanes() {
   return true;
 }
 
-bool Background::prepare(Task& task) {
+bool Background::prepare(Task& task, const std::optional<Choice>& way) {
   const Request& request = task.request_;
   Plans sketch(group_, main_, 1, /*has_no_data=*/true);
   const Plan& plan = sketch.find(request);
@@ -189,7 +189,7 @@ bool Background::prepare(Task& task) {
     return true;
   }
   const Route route = task.meets_ ? Route::staged : Route::host;
-  const Choice choice = sketch.choose(plan, route);
+  const Choice choice = way && !task.meets_ ? *way : sketch.choose(plan, route, group_.findings());
   const Schedule& schedule = group_.schedule(request.collective, choice, request.root);
   const std::size_t longest = sketch.longest_chunk_of(plan, schedule.chunks);
   const std::size_t units = static_cast<std::size_t>(std::max(schedule.units, 1));
@@ -203,8 +203,11 @@ bool Background::prepare(Task& task) {
       lane->channel->announce(own.signature);
       lane->plan = &own;
       lane->has_own_plan = true;
-      lane->plans.path(own, route);
-      if (task.meets_) lane->plans.path(own, Route::device, devices_.channel.get());
+      lane->plans.path(own, route, choice);
+      if (task.meets_ && way)
+        lane->plans.path(own, Route::device, *way, devices_.channel.get());
+      else if (task.meets_)
+        lane->plans.path(own, Route::device, group_.findings(), devices_.channel.get());
       task.lane_ = lane.get();
       task.own_lane_ = std::move(lane);
       const std::lock_guard lock(lock_);
@@ -285,7 +288,7 @@ bool Background::launch(Lane& lane, Task& task) {
     if (route != Route::device) task.call_.end();
     if (route == Route::staged) stage(task);
   }
-  Path& path = lane.plans.path(*lane.plan, route, devices_.channel.get());
+  Path& path = lane.plans.path(*lane.plan, route, *task.findings_, devices_.channel.get());
   path.arguments.in = task.in_;
   path.arguments.out = task.out_;
   lane.loaded = path.loaded;

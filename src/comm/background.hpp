@@ -42,11 +42,12 @@ class Task {
   friend class Communicator;
 
   Request request_;
-  std::vector<std::int64_t> counts_;  // a copy of recvcounts
-  std::size_t bytes_ = 0;             // of the vector
-  bool is_on_host_ = false;           // persistent: its buffers are
-  bool meets_ = false;                // ranks meet before it: its buffers may be on devices
-  DeviceCall call_;                   // from then on
+  std::vector<std::int64_t> counts_;    // a copy of recvcounts
+  std::size_t bytes_ = 0;               // of the vector
+  bool is_on_host_ = false;             // persistent: its buffers are
+  bool meets_ = false;                  // ranks meet before it: its buffers may be on devices
+  DeviceCall call_;                     // from then on
+  const Findings* findings_ = nullptr;  // when it was asked for
   Lane* lane_ = nullptr;
   std::unique_ptr<Lane> own_lane_;  // persistent
   Task* next_ = nullptr;            // in the lane
@@ -85,9 +86,9 @@ class Background {
   bool open_lanes();
   bool has_lanes() const { return !lanes_.empty(); }
 
-  /// Collective: gives `task`, whose request is filled in, a lane and a program. False (on all
-  /// ranks alike): there is no memory.
-  bool prepare(Task& task);
+  /// Collective: gives `task`, whose request is filled in, a lane and a program: for `way`, or for
+  /// what the tables say. False (on all ranks alike): there is no memory.
+  bool prepare(Task& task, const std::optional<Choice>& way);
   /// The task's lane is gone. Not to be called while it is under way.
   void dismiss(Task& task);
 

@@ -84,7 +84,8 @@ inline void Communicator::run_checked(const Request& request) {
   if (!meets_) meets_ = channel_->is_time_to_meet();
   if (meets_ || devices_.are_in_use) [[unlikely]]
     return run_with_devices(request, plan);
-  run_path(plans_->path(plan, Route::host), plan, Route::host, request.in, request.out);
+  run_path(plans_->path(plan, Route::host, group_.findings()), plan, Route::host, request.in,
+           request.out);
 }
 
 void Communicator::count_empty(const Request& request) {
@@ -130,11 +131,12 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
     }
   }
   if (route == Route::device &&
-      plans_->path(plan, route, devices_.channel.get()).choice.engine == Engine::copy &&
+      plans_->path(plan, route, group_.findings(), devices_.channel.get()).choice.engine ==
+          Engine::copy &&
       !devices_.channel->has_copies() && !reserve_copies(plan) &&
       plan.signature.count > kMostElements)
     route = Route::staged;
-  Path& path = plans_->path(plan, route, devices_.channel.get());
+  Path& path = plans_->path(plan, route, group_.findings(), devices_.channel.get());
   if (route == Route::device) return run_path(path, plan, route, request.in, request.out);
 
   const void* from = request.in;
@@ -167,7 +169,8 @@ Route Communicator::meet(const Card& card, const Request& request, const Plan& p
   if (step(spin_) != kDone) wait_slowly(step, [] { return 0; });
   // Kernels of copy engines' calls see a slice at a time.
   std::uint64_t elements = plan.signature.count;
-  if (elements > kMostElements && plans_->choose(plan, Route::device).engine == Engine::copy)
+  if (elements > kMostElements &&
+      plans_->choose(plan, Route::device, group_.findings()).engine == Engine::copy)
     elements = 0;
   return devices_.route(*channel_, group_.size, request, elements);
 }
@@ -185,16 +188,17 @@ bool Communicator::reserve_copies(Plan& plan) {
 void Communicator::open_device(const Request& request) {
   std::string why;
   devices_.channel = devices_.backend->open(*bootstrap_, group_.config, request.in, why);
-  if (devices_.channel) return;
+  if (devices_.channel) return adopt(Key::Place::device);
   devices_.are_refused = true;
   if (group_.rank == 0)
     log_once(Config::Log::warn, "reductions of GPU buffers go through host memory: " + why);
 }
 
-inline void Communicator::wait(Operation& operation, int spin) {
+inline void Communicator::wait(Operation& operation, int spin, HostChannel& channel) {
   if (operation.advance(spin)) return;
-  wait_slowly([&](int polls) { return operation.advance(polls) ? kDone : operation.blocked_on(); },
-              [&] { return operation.position(); });
+  wait_until([&](int polls) { return operation.advance(polls) ? kDone : operation.blocked_on(); },
+             [&](int peer) { channel.diagnose(peer, operation.position()); },
+             [&](int peer) { channel.check_alive(peer); });
 }
 
 /// Repeats `step(polls)` until it gives kDone; it gives the rank that it waits for, or -1.
@@ -271,6 +275,7 @@ void Communicator::post(Task& task, const Request& request) {
     count *= static_cast<std::size_t>(group_.size);
   }
   task.bytes_ = count * bytes(request.dtype);
+  task.findings_ = &group_.findings();
   if (task.bytes_ == 0) return count_empty(task.request_);
   task.meets_ = meets_ && devices_.channel && devices_.can_serve(request, count);
   try {
@@ -292,7 +297,7 @@ void Communicator::keep_counts(Task& task) const {
 }
 
 /// Ranks meet here: those that disagree must not enter different collective calls.
-std::unique_ptr<Task> Communicator::prepare(const Request& request) {
+std::unique_ptr<Task> Communicator::prepare(const Request& request, const Hints& hints) {
   check_usable();
   auto task = std::make_unique<Task>();
   task->request_ = request;
@@ -306,9 +311,11 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request) {
     };
     if (step(1) != kDone) wait_slowly(step, [] { return 0; });
     task->meets_ = settle_on_device(task->request_);
+    const std::optional<Choice> way = tune_for(task->request_, task->meets_, hints);
+    task->findings_ = &group_.findings();
     if (!background_)
       background_ = std::make_unique<Background>(group_, *channel_, *bootstrap_, devices_);
-    if (!background_->prepare(*task)) {
+    if (!background_->prepare(*task, way)) {
       if (group_.rank == 0)
         log_once(Config::Log::warn,
                  "no shared memory for more persistent reductions: they are left to the MPI");
@@ -345,6 +352,110 @@ bool Communicator::settle_on_device(const Request& request) {
   if (!is_any_beyond || plan.bytes == 0) return false;
   if (!devices_.channel) open_device(request);
   return devices_.channel != nullptr;
+}
+
+namespace {
+
+/// Seconds that this process has measured for, not counting what it was asked for request by
+/// request.
+std::atomic<double> seconds_of_tuning{0};
+
+/// Where tuning is switched off, and a request asks for it all the same.
+constexpr long kUsualBudgetMs = 100;
+
+/// What a rank brings along to tune_for().
+struct Wish {
+  Hints hints;
+  bool is_contended = false;  // another call on a device is under way
+  double seconds_of_tuning = 0;
+};
+
+/// Where all ranks name the same way: that.
+const Variant* common_way(const std::vector<Wish>& wishes) {
+  const Variant& way = wishes[0].hints.way;
+  for (const Wish& wish : wishes)
+    if (std::strcmp(wish.hints.way.algorithm, way.algorithm) != 0 ||
+        wish.hints.way.slice_bytes != way.slice_bytes) {
+      log_once(Config::Log::warn, "trib_algorithm is ignored: the ranks pass different values");
+      return nullptr;
+    }
+  return way.algorithm[0] == '\0' ? nullptr : &way;
+}
+
+}  // namespace
+
+/// Ranks agree on all of it. Nothing: the tables are to be asked, which may know more now.
+std::optional<Choice> Communicator::tune_for(const Request& request, bool is_on_device,
+                                             const Hints& hints) {
+  Plans sketch(group_, *channel_, 1, /*has_no_data=*/true);
+  const Plan& plan = sketch.find(request);
+  if (plan.bytes == 0) return {};
+  const Config& config = group_.config;
+  DeviceCall call;
+  if (is_on_device) call.begin();
+  Wish mine{hints, is_on_device && !call.is_first(), seconds_of_tuning};
+  if (mine.hints.budget_ms < 0)
+    mine.hints.budget_ms = static_cast<double>(
+        config.tune_budget_ms > 0 || !hints.is_explicit ? config.tune_budget_ms : kUsualBudgetMs);
+  std::vector<Wish> all(static_cast<std::size_t>(group_.size));
+  bootstrap_->exchange(&mine, all.data(), sizeof mine);
+
+  const Key key = sketch.key_of(plan, is_on_device ? Route::device : Route::host);
+  if (const Variant* const way = common_way(all)) {
+    Choice choice = select(key, config);
+    if (std::strcmp(way->algorithm, "default") != 0) choice.algorithm = way->choice().algorithm;
+    if (way->slice_bytes > 0) choice.slice_bytes = way->slice_bytes;
+    if (choice.algorithm != nullptr && choice.algorithm->serves(request.collective) &&
+        (config.determinism != Config::Determinism::order ||
+         choice.algorithm->association == Association::rank_order))
+      return choice;
+    log_once(Config::Log::warn,
+             "trib_algorithm=" + std::string(way->algorithm) + " is ignored: it does not serve " +
+                 std::string(name(request.collective)) + ", or TRIB_DETERMINISM forbids it");
+    return {};
+  }
+
+  bool is_explicit = true, is_again = true, is_contended = false;
+  double budget = mine.hints.budget_ms, spent = 0;
+  for (const Wish& wish : all) {
+    budget = std::min(budget, wish.hints.budget_ms);
+    is_explicit = is_explicit && wish.hints.is_explicit;
+    is_again = is_again && wish.hints.is_again;
+    is_contended = is_contended || wish.is_contended;
+    spent = std::max(spent, wish.seconds_of_tuning);
+  }
+  budget /= 1000;
+  // With more ranks than cores it would be the scheduler that is measured. Kernels of two calls
+  // could wait for each other: see DeviceCall.
+  if (budget <= 0 || is_crowded_ || is_contended || !is_tunable(config) ||
+      plan.bytes > kMostTunedBytes)
+    return {};
+  if (!is_explicit &&
+      spent + budget > kBudgetsPerProcess * static_cast<double>(config.tune_budget_ms) / 1000)
+    return {};
+  if (!is_again && group_.findings().has_row(key, config)) return {};
+
+  const auto begin = Clock::now();
+  const int spin = is_on_device ? kFirstSpinDevice : spin_;
+  std::optional<Record> record =
+      tune({group_, *channel_, *bootstrap_, is_on_device ? devices_.channel.get() : nullptr,
+            [&](Operation& operation, HostChannel& channel) { wait(operation, spin, channel); }},
+           request, budget);
+  if (!is_explicit)
+    seconds_of_tuning.fetch_add(std::chrono::duration<double>(Clock::now() - begin).count());
+  if (!record) return {};
+  group_.set(group_.findings().with(record->finding));
+  record->machine = machine_of(devices_.backend, key.place);
+  TuningFile::of(config.tuning_file).add(*record, /*is_writer=*/group_.rank == 0);
+  if (group_.rank == 0 && is_logged(Config::Log::info)) {
+    const Finding& finding = record->finding;
+    log(Config::Log::info, "tuned " + std::string(name(finding.collective)) + " of " +
+                               std::to_string(finding.bytes) +
+                               " bytes: " + (finding.is_default ? "the default, " : "") +
+                               finding.best.algorithm + ", " + seconds(finding.seconds * 1e6) +
+                               " us (default: " + seconds(finding.default_seconds * 1e6) + " us)");
+  }
+  return {};
 }
 
 void Communicator::start(Task& task) {
@@ -490,7 +601,7 @@ void Communicator::reserve_data(Plan& plan, Route route) {
              "no shared memory for large messages (64 MiB per rank at most, or /dev/shm is full): "
              "they go in small pieces");
   plans_->do_without_data(plan);
-  plans_->path(plan, route);
+  plans_->path(plan, route, group_.findings());
 }
 
 // ------------------------------------------------------------------------------------------- setup
@@ -546,7 +657,7 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   std::vector<Introduction> all(static_cast<std::size_t>(group_.size));
   bootstrap_->exchange(&mine, all.data(), sizeof mine);
 
-  group_.config = adopt(config, all[0].config);
+  group_.config = trib::adopt(config, all[0].config);
   devices_.are_refused = group_.config.device == Config::Device::off;
   for (const std::string& line : differences(config, all[0].config))
     log_once(Config::Log::warn, line + ": rank 0's value is used");
@@ -584,7 +695,16 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
       log_once(Config::Log::warn, "no shared memory, all reductions are left to the MPI: " + why);
     return;
   }
+  adopt(Key::Place::host);
   plans_ = std::make_unique<Plans>(group_, *channel_, kPlans, /*has_no_data=*/false);
+}
+
+/// Collective: rank 0's findings.
+void Communicator::adopt(Key::Place place) {
+  Findings findings = group_.findings();
+  for (const Finding& row : adopt_findings(*bootstrap_, group_.config, devices_.backend, place))
+    if (row.nodes == group_.nodes()) findings = findings.with(row);
+  group_.set(std::move(findings));
 }
 
 Communicator::~Communicator() = default;

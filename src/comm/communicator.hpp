@@ -19,6 +19,7 @@
 #include "comm/plans.hpp"
 #include "comm/request.hpp"
 #include "comm/staging.hpp"
+#include "comm/tuner.hpp"
 
 namespace trib {
 
@@ -69,6 +70,9 @@ class Communicator {
 
   std::vector<Served> served() const;
 
+  /// What is known by measurement, from the tuning file or from prepare().
+  const std::vector<Finding>& findings() const { return group_.findings().rows(); }
+
   // Reductions that go on in the background. No call of these but open_background() and prepare()
   // waits for peers.
 
@@ -79,9 +83,11 @@ class Communicator {
   /// done. The buffers are the operation's until then, recvcounts are not needed any more. Throws
   /// Error.
   void post(Task& task, const Request& request);
-  /// Collective: a persistent reduction, for start(). Null (on all ranks alike): there is no memory
-  /// for it. Throws Error if the ranks disagree.
-  std::unique_ptr<Task> prepare(const Request& request);
+  /// Collective: a persistent reduction, for start(). Where nothing is known of vectors of its
+  /// length, measures first what serves them best, for as long as `hints` and settings allow. Does
+  /// not touch the buffers. Null (on all ranks alike): there is no memory for it. Throws Error if
+  /// the ranks disagree.
+  std::unique_ptr<Task> prepare(const Request& request, const Hints& hints = {});
   void start(Task& task);
   /// Goes on with everything that is under way in this process. True: `task` is done; if it failed,
   /// throws Error.
@@ -105,8 +111,11 @@ class Communicator {
   void open_device(const Request& request);
   bool settle_on_device(const Request& request);
   bool reserve_copies(Plan& plan);
+  void adopt(Key::Place place);
   void reserve_data(Plan& plan, Route route);
-  void wait(Operation& operation, int spin);
+  void wait(Operation& operation, int spin) { wait(operation, spin, *channel_); }
+  void wait(Operation& operation, int spin, HostChannel& channel);
+  std::optional<Choice> tune_for(const Request& request, bool is_on_device, const Hints& hints);
   void keep_counts(Task& task) const;
   void stage(Task& task);
   void end(Task& task);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include "base/log.hpp"
 #include "comm/cut.hpp"
@@ -117,11 +118,12 @@ Key Plans::key_of(const Plan& plan, Route route) const {
                                        : Key::Place::host;
   // Others are driven by any call that waits, too seldom to keep copy engines busy.
   key.can_copy = !has_no_copies_ && plan.request.form == Form::blocking;
+  key.is_exact = is_exact(plan.request.dtype);
   return key;
 }
 
-Choice Plans::choose(const Plan& plan, Route route) const {
-  return select(key_of(plan, route), group_.config);
+Choice Plans::choose(const Plan& plan, Route route, const Findings& findings) const {
+  return select(key_of(plan, route), group_.config, &findings);
 }
 
 void Plans::cut(std::vector<std::size_t>& begin, const Plan& plan, std::size_t chunks) const {
@@ -138,15 +140,32 @@ std::size_t Plans::longest_chunk_of(const Plan& plan, int chunks) const {
   return longest_chunk(begin) * bytes(plan.request.dtype);
 }
 
-/// Chooses the algorithm, loads its program if it is new here, and cuts the vector into chunks and
-/// slices.
-void Plans::make_path(Plan& plan, Path& path, Route route, DeviceChannel* device) {
+void Plans::make_path(Plan& plan, Path& path, Route route, const Choice& choice,
+                      DeviceChannel* device) {
+  if (make_path_for(choice, plan, path, route, device)) return;
+  Config automatic = group_.config;
+  if (std::string_view(automatic.algorithm) != "auto") {
+    // Only for algorithms that were asked for by name: those of the table need few slots.
+    log_once(Config::Log::warn, "TRIB_ALGORITHM=" + std::string(automatic.algorithm) +
+                                    " has no room in shared memory for " +
+                                    std::string(name(plan.request.collective)) + " over " +
+                                    std::to_string(group_.size) + " ranks; the default is used");
+    std::strcpy(automatic.algorithm, "auto");
+  }
+  if (!make_path_for(select(key_of(plan, route), automatic), plan, path, route, device))
+    throw Error(Code::internal,
+                "no room in shared memory for " + std::string(path.choice.algorithm->name));
+}
+
+/// Loads the program if it is new here, and cuts the vector into chunks and slices.
+bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Route route,
+                          DeviceChannel* device) {
   const Request& request = plan.request;
   const Config& config = group_.config;
   const std::size_t element = bytes(request.dtype);
   const bool is_device = route == Route::device;
   if (!is_device) device = nullptr;
-  path.choice = choose(plan, route);
+  path.choice = choice;
   // Packets are twice the bytes, and come one by one: over the bus that soon costs more than flags.
   constexpr std::size_t kPacketsOverBus = 8 << 10;
   if (is_device && device->is_through_host() && plan.bytes > kPacketsOverBus &&
@@ -159,20 +178,7 @@ void Plans::make_path(Plan& plan, Path& path, Route route, DeviceChannel* device
     return path.loaded->program->fit(is_large);
   };
   path.loaded = &load(request, path.choice, device);
-  if (std::max(fit(false), fit(true)) < element) {
-    // Only for algorithms that were asked for by name: those of the table need few slots.
-    log_once(Config::Log::warn, "TRIB_ALGORITHM=" + std::string(config.algorithm) +
-                                    " has no room in shared memory for " +
-                                    std::string(name(request.collective)) + " over " +
-                                    std::to_string(group_.size) + " ranks; the default is used");
-    Config automatic = config;
-    std::strcpy(automatic.algorithm, "auto");
-    path.choice = select(key_of(plan, route), automatic);
-    path.loaded = &load(request, path.choice, device);
-    if (std::max(fit(false), fit(true)) < element)
-      throw Error(Code::internal,
-                  "no room in shared memory for " + std::string(path.choice.algorithm->name));
-  }
+  if (std::max(fit(false), fit(true)) < element) return false;
 
   const std::size_t chunks = path.loaded->chunks;
   Arguments& arguments = path.arguments;
@@ -184,8 +190,10 @@ void Plans::make_path(Plan& plan, Path& path, Route route, DeviceChannel* device
   arguments.chunks = chunks;
   arguments.longest = longest_chunk(path.chunk_begin);
   path.is_made = true;
-  if (is_device)
-    return cut_passes(arguments, path.choice, *path.loaded->program, device->max_blocks(), config);
+  if (is_device) {
+    cut_passes(arguments, path.choice, *path.loaded->program, device->max_blocks(), config);
+    return true;
+  }
   const std::size_t longest = std::max(arguments.longest * element, std::size_t{1});
   std::size_t slice = std::min(path.choice.slice_bytes, longest);
   arguments.is_large = slice > fit(false) && !has_no_data_;
@@ -202,7 +210,7 @@ void Plans::make_path(Plan& plan, Path& path, Route route, DeviceChannel* device
   arguments.is_contiguous = arguments.is_large && slice < longest && slice < kScatteredSlice &&
                             !has_chunk_per_rank(request.collective) &&
                             path.choice.algorithm->association != Association::ring;
-  if (!arguments.is_contiguous) return;
+  if (!arguments.is_contiguous) return true;
   // The last pass is about as long as the others, so that no rank has less to do in it.
   const auto divide_up = [](std::size_t value, std::size_t by) { return (value + by - 1) / by; };
   const std::size_t total = path.chunk_begin[chunks];
@@ -210,6 +218,7 @@ void Plans::make_path(Plan& plan, Path& path, Route route, DeviceChannel* device
   const std::size_t line = std::max<std::size_t>(64 / element, 1);
   const std::size_t even = divide_up(divide_up(total, chunks * passes), line) * line;
   arguments.slice = std::min(arguments.slice, even);
+  return true;
 }
 
 void Plans::add_served(Form form, std::vector<Served>& rows) const {

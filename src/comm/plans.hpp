@@ -3,6 +3,7 @@
 // program on a channel, how the vector is cut.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -15,6 +16,7 @@
 #include "backend/backend.hpp"
 #include "base/config.hpp"
 #include "comm/request.hpp"
+#include "tune/findings.hpp"
 #include "tune/select.hpp"
 
 namespace trib {
@@ -31,6 +33,16 @@ struct Group {
   std::vector<int> node_of;
   Config config;
 
+  /// What was measured, as far as this point of the program: ranks add to it in calls that all make
+  /// in the same order. What is launched later than it was asked for, and maybe by another thread,
+  /// uses the findings of the time when it was asked for, which stay as long as the group.
+  const Findings& findings() const { return *findings_; }
+  void set(Findings findings) {
+    all_findings_.push_back(std::make_unique<const Findings>(std::move(findings)));
+    findings_ = all_findings_.back().get();
+  }
+  int nodes() const { return 1 + *std::max_element(node_of.begin(), node_of.end()); }
+
   /// This rank's lowered schedule, made when it is asked for first.
   const Schedule& schedule(Collective collective, const Choice& choice, int root);
   Shape shape(Collective collective, int root) const;
@@ -38,6 +50,9 @@ struct Group {
  private:
   std::mutex mutex_;
   std::map<std::tuple<Collective, const Algorithm*, int, Reach>, Schedule> schedules_;
+  const Findings none_;
+  const Findings* findings_ = &none_;
+  std::vector<std::unique_ptr<const Findings>> all_findings_;
 };
 
 /// Where a call runs. Staged: on the host, although buffers are on a device.
@@ -97,21 +112,32 @@ class Plans {
     if (!plan.is_for(request, group_.size)) make(plan, request);
     return plan;
   }
-  /// `device` is the device's channel; it is used on that route only.
-  Path& path(Plan& plan, Route route, DeviceChannel* device = nullptr) {
+  /// `findings` are those that hold where the plan's call stands in the program. `device` is the
+  /// device's channel; it is used on that route only.
+  Path& path(Plan& plan, Route route, const Findings& findings, DeviceChannel* device = nullptr) {
     Path& path = plan.paths[static_cast<std::size_t>(route)];
     if (!path.is_made) [[unlikely]]
-      make_path(plan, path, route, device);
+      make_path(plan, path, route, choose(plan, route, findings), device);
     return path;
   }
+  /// The same for a choice of the caller's, or the default where that has no room.
+  Path& path(Plan& plan, Route route, const Choice& choice, DeviceChannel* device = nullptr) {
+    Path& path = plan.paths[static_cast<std::size_t>(route)];
+    make_path(plan, path, route, choice, device);
+    return path;
+  }
+  /// Makes `path` for a choice of the caller's. False: it has no room.
+  bool make_path_for(const Choice& choice, const Plan& plan, Path& path, Route route,
+                     DeviceChannel* device = nullptr);
   /// There is no memory for large messages: all paths are made anew. `plan` stays a plan for what
   /// it was for.
   void do_without_data(Plan& plan);
   /// The same of copy engines.
   void do_without_copies(Plan& plan);
 
-  /// What the table says.
-  Choice choose(const Plan& plan, Route route) const;
+  Key key_of(const Plan& plan, Route route) const;
+  /// What the tables say.
+  Choice choose(const Plan& plan, Route route, const Findings& findings) const;
   /// Bytes of the longest chunk, if the vector is cut into so many.
   std::size_t longest_chunk_of(const Plan& plan, int chunks) const;
   void add_served(Form form, std::vector<Served>& rows) const;
@@ -119,9 +145,8 @@ class Plans {
  private:
   std::uint64_t hash(const Request& request) const;
   void make(Plan& plan, const Request& request) const;
-  void make_path(Plan& plan, Path& path, Route route, DeviceChannel* device);
+  void make_path(Plan& plan, Path& path, Route route, const Choice& choice, DeviceChannel* device);
   void forget(Plan& plan);
-  Key key_of(const Plan& plan, Route route) const;
   void cut(std::vector<std::size_t>& begin, const Plan& plan, std::size_t chunks) const;
   Loaded& load(const Request& request, const Choice& choice, DeviceChannel* device);
 

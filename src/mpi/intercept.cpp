@@ -49,7 +49,8 @@ int enter(const Words& words) {
                   .op = from_word<MPI_Op>(words.op),
                   .root = static_cast<int>(words.root),
                   .comm = from_word<MPI_Comm>(words.comm),
-                  .form = form};
+                  .form = form,
+                  .info = from_word<MPI_Info>(words.info)};
   const auto original = [&](const Call& passed) {
     Words its = words;
     its.in = to_word(passed.in);

@@ -38,7 +38,7 @@ namespace trib::mpi {
   X(Iallgather) X(Igather) X(Test) X(Iprobe)                                                              \
   X(Get_library_version) X(Add_error_class) X(Add_error_code) X(Add_error_string) X(Error_string)         \
   X(Error_class) X(Test_cancelled) X(Get_elements_x)                                                      \
-  X(Type_size) X(Type_get_extent) X(Type_get_true_extent) X(Type_get_envelope)                            \
+  X(Info_get) X(Type_size) X(Type_get_extent) X(Type_get_true_extent) X(Type_get_envelope)                \
   X(Pack_size) X(Pack) X(Unpack)                                                                          \
   X(Type_contiguous) X(Type_commit) X(Type_free) X(Type_set_name)                                         \
   X(Type_create_keyval) X(Type_free_keyval) X(Type_set_attr)                                              \

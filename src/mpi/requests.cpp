@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "mpi/hints.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
 
@@ -304,7 +305,7 @@ bool prepare(const Call& call, Member& member, const Request& reduction, MPI_Req
   handle->comm = call.comm;
   handle->communicator = member.communicator;
   try {
-    handle->persistent = member.communicator->prepare(reduction);
+    handle->persistent = member.communicator->prepare(reduction, read_hints(call.info));
   } catch (...) {
     give_back(handle);
     throw;

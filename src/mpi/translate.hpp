@@ -21,6 +21,7 @@ struct Call {
   int root;
   MPI_Comm comm;
   Form form = Form::blocking;
+  MPI_Info info = MPI_INFO_NULL;  ///< persistent
 };
 
 /// Builds the tables of handles. Idempotent, any thread.

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The default table.
+// The default table, and what may take its place.
 #include "tune/select.hpp"
 
+#include <algorithm>
+#include <array>
 #include <climits>
+#include <concepts>
 #include <span>
 #include <string>
 
 #include "base/error.hpp"
+#include "tune/findings.hpp"
 
 namespace trib {
 namespace {
@@ -177,19 +181,35 @@ Choice host_choice(const Key& key, bool is_ordered) {
               key);
 }
 
+template <class T>
+constexpr bool kIsWhole = std::integral<T>;
+template <class T>
+constexpr bool kIsWhole<Logical<T>> = true;
+template <>
+constexpr bool kIsWhole<Byte> = true;
+template <class Value, class Index>
+constexpr bool kIsWhole<Pair<Value, Index>> = std::integral<Value>&& std::integral<Index>;
+
+/// What the default table says.
+Choice default_choice(const Key& key, const Config& config) {
+  // Protocols are the kernels': who names one wants these. Copy engines wait for a measurement of
+  // their last form before they serve calls unasked.
+  if (key.place == Key::Place::device)
+    return device_choice(key, key.can_copy && config.engine == Config::Engine::copy &&
+                                  config.protocol == Config::Protocol::automatic);
+  return host_choice(
+      key, config.determinism == Config::Determinism::order || key.place != Key::Place::host);
+}
+
 }  // namespace
 
-Choice select(const Key& key, const Config& config) {
-  const bool is_ordered =
-      config.determinism == Config::Determinism::order || key.place != Key::Place::host;
-  Choice choice;
+Choice select(const Key& key, const Config& config, const Findings* findings) {
+  const std::string_view wanted = config.algorithm;
+  Choice choice = default_choice(key, config);
+  if (findings != nullptr && wanted == "auto") choice = findings->choose(key, config, choice);
   if (key.place == Key::Place::device) {
-    const bool is_protocol_named = config.protocol != Config::Protocol::automatic;
-    // Protocols are the kernels': who names one wants these. Copy engines wait for a measurement of
-    // their last form before they serve calls unasked.
-    choice = device_choice(
-        key, key.can_copy && config.engine == Config::Engine::copy && !is_protocol_named);
-    if (is_protocol_named) choice.is_packet = config.protocol == Config::Protocol::packet;
+    if (config.protocol != Config::Protocol::automatic)
+      choice.is_packet = config.protocol == Config::Protocol::packet;
     if (config.engine == Config::Engine::copy && key.can_copy && is_reduction(key.collective) &&
         choice.engine != Engine::copy) {
       choice.engine = Engine::copy;
@@ -197,10 +217,8 @@ Choice select(const Key& key, const Config& config) {
       choice.slice_bytes = kCopySlice;
     }
     if (config.blocks > 0) choice.blocks = static_cast<int>(config.blocks);
-  } else {
-    choice = host_choice(key, is_ordered);
   }
-  if (const std::string_view wanted = config.algorithm; wanted != "auto") {
+  if (wanted != "auto") {
     const Algorithm* const named = find_algorithm(wanted);
     if (named == nullptr) {
       std::string names = "auto";
@@ -220,6 +238,73 @@ Choice select(const Key& key, const Config& config) {
   if (key.can_attach && config.attach == Config::Attach::always) choice.reach = Reach::attach;
   if (config.slice > 0) choice.slice_bytes = static_cast<std::size_t>(config.slice);
   return choice;
+}
+
+bool is_exact(Dtype dtype) {
+#define TRIB_EXACT(name, element, accumulator) kIsWhole<element>,
+  constexpr std::array<bool, kDtypes> exact{TRIB_DTYPES(TRIB_EXACT)};
+#undef TRIB_EXACT
+  return exact[static_cast<std::size_t>(dtype)];
+}
+
+Config::Determinism freedom_of(const Key& key, const Config& config) {
+  if (key.is_exact) return Config::Determinism::any;
+  // What stands in for a device gives the device's bits.
+  return key.place == Key::Place::staged ? Config::Determinism::order : config.determinism;
+}
+
+bool is_permitted(const Choice& choice, const Key& key, const Config& config) {
+  const Algorithm* const algorithm = choice.algorithm;
+  if (algorithm == nullptr || !algorithm->serves(key.collective)) return false;
+  if (!is_reduction(key.collective)) return true;
+  switch (freedom_of(key, config)) {
+    case Config::Determinism::run:
+      return algorithm->association == default_choice(key, config).algorithm->association;
+    case Config::Determinism::order:
+      return algorithm->association == Association::rank_order;
+    case Config::Determinism::any:
+      break;
+  }
+  return true;
+}
+
+bool is_tunable(const Config& config) {
+  const Config defaults;
+  return std::string_view(config.algorithm) == "auto" && config.slice == 0 && config.blocks == 0 &&
+         config.protocol == defaults.protocol && config.engine == defaults.engine &&
+         config.attach == defaults.attach;
+}
+
+std::vector<Choice> candidates(const Key& key, const Config& config) {
+  std::vector<Choice> all{default_choice(key, config)};
+  const auto add = [&](const Choice& choice) {
+    if (is_permitted(choice, key, config) && all.size() < kMostCandidates &&
+        std::find(all.begin(), all.end(), choice) == all.end())
+      all.push_back(choice);
+  };
+  const bool is_device = key.place == Key::Place::device;
+  // The default's slice first: where time is short, the algorithms matter more.
+  const std::size_t default_slice = all.front().slice_bytes;
+  const std::size_t host_slices[] = {default_slice, 64 * KiB, kLong,    128 * KiB,
+                                     32 * KiB,      4 * KiB,  512 * KiB};
+  for (const std::size_t slice : host_slices)
+    for (const Algorithm& algorithm : algorithms()) {
+      // A slice that is longer than the vector is the same as one that is just as long.
+      if (is_device || (slice != default_slice && slice >= key.bytes)) continue;
+      add({&algorithm, Reach::scratch, slice});
+    }
+  if (!is_device) return all;
+  // Packets double what is moved; flags cost another trip.
+  for (const Algorithm& algorithm : algorithms()) {
+    if (key.bytes <= 1024 * KiB)
+      for (const int blocks : {32, 16, 64})
+        add({&algorithm, Reach::scratch, 1 * KiB, Engine::kernel, true, blocks});
+    if (key.bytes >= 16 * KiB)
+      for (const int blocks : {132, 64, 32})
+        for (const std::size_t slice : {4 * KiB, 16 * KiB})
+          add({&algorithm, Reach::scratch, slice, Engine::kernel, false, blocks});
+  }
+  return all;
 }
 
 }  // namespace trib

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Which algorithm serves a call: a look-up by values that are equal on all ranks.
+// Which algorithm serves a call: a look-up by values that are equal on all ranks. First in what was
+// measured on this machine (findings.hpp), then in the default table (select.cpp).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
+#include <vector>
 
 #include "algorithm/registry.hpp"
 #include "base/config.hpp"
+#include "base/types.hpp"
 #include "schedule/schedule.hpp"
 
 namespace trib {
@@ -23,6 +27,7 @@ struct Key {
   std::size_t element = 4;  ///< bytes; devices
   /// Devices: copy engines can be had. The host drives them: not for calls on a caller's stream.
   bool can_copy = false;
+  bool is_exact = false;  ///< the result does not depend on how contributions are grouped
 };
 
 struct Choice {
@@ -34,11 +39,34 @@ struct Choice {
   Engine engine = Engine::kernel;
   bool is_packet = false;
   int blocks = 1;  ///< at most
+
+  bool operator==(const Choice&) const = default;
 };
 
+class Findings;
+
 /// Obeys the settings `algorithm` (in collectives that it serves), `determinism`, `attach`,
-/// `slice`, `protocol`, `engine` and `blocks`. Throws Error(Code::argument) where they contradict
-/// each other or name no algorithm.
-Choice select(const Key& key, const Config& config);
+/// `slice`, `protocol`, `engine` and `blocks`, and where they say nothing, the findings. Throws
+/// Error(Code::argument) where settings contradict each other or name no algorithm.
+Choice select(const Key& key, const Config& config, const Findings* findings = nullptr);
+
+/// Whether elements are whole numbers or bits: every operator that is defined on them then gives
+/// the same result however contributions are grouped.
+bool is_exact(Dtype dtype);
+
+/// How freely contributions to `key` may be grouped. `run`: as the default table does, which gives
+/// the same bits whether something was measured or not.
+Config::Determinism freedom_of(const Key& key, const Config& config);
+
+/// Whether `choice` may take the place of what the default table says.
+bool is_permitted(const Choice& choice, const Key& key, const Config& config);
+
+/// Whether nothing that tuning would choose is set by the user.
+bool is_tunable(const Config& config);
+
+/// What is worth measuring for `key`, at most kMostCandidates: first what the default table says,
+/// then all else that is permitted.
+inline constexpr std::size_t kMostCandidates = 48;
+std::vector<Choice> candidates(const Key& key, const Config& config);
 
 }  // namespace trib

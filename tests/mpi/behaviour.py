@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 import subprocess
 import sys
@@ -180,6 +182,73 @@ def killed(context: Context) -> None:
     expect(our_segments() <= before, str(our_segments()))
 
 
+def tuning(context: Context) -> None:
+    """Persistent reductions measure, other jobs use what was found, no bits change; a damaged file is left alone."""
+    if len(os.sched_getaffinity(0)) < 2:
+        return  # nothing is measured with more ranks than cores
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "deep" / "tuning.json"
+
+        def job(*words: str, **env: str) -> tuple[launch.Result, str]:
+            result = context.run(2, [context.program("tuning"), *words], env=env)
+            found = re.search(r"^bits (\w+)$", result.output, re.MULTILINE)
+            expect(result.status == 0, result)
+            return result, found.group(1) if found else ""
+
+        result, bits = job()
+        if "no persistent reductions" in result.output:
+            return
+        expect(bits != "" and "tributary" not in result.output, result)
+
+        kept = {"TRIB_TUNING_FILE": str(file), "TRIB_LOG": "info"}
+        result, now = job(**kept, TRIB_TUNE_BUDGET_MS="100")  # the default
+        expect(now == bits and result.output.count("tuned allreduce of 65536 bytes") == 1, result)
+        result, now = job("off", **kept, TRIB_TUNE_BUDGET_MS="100")
+        expect(now == bits and "tuned" not in result.output, result)
+        result, now = job("soon", **kept)
+        expect(
+            now == bits and "info key trib_tune=soon is ignored: accepted are" in result.output,
+            result,
+        )
+        result, now = job("-", "two_shot:4096", **kept, TRIB_STATS="1")
+        expect(now == bits and "tuned" not in result.output, result)
+        expect(re.search(r"allreduce_init +two_shot +12 ", result.output) is not None, result)
+
+        # With time enough to be sure, on a machine that is busy, too.
+        result, now = job("3000", **kept)
+        expect(now == bits and file.exists(), result)
+        document = json.loads(file.read_text())
+        rows = [row for rows in document["machines"].values() for row in rows]
+        expect(
+            {"bytes": 65536, "ranks": 2}.items() <= rows[-2].items() and len(rows) == 5, str(rows)
+        )
+        result, now = job(**kept, TRIB_TUNE_BUDGET_MS="100")
+        expect(now == bits and "tuned" not in result.output, result)
+
+        # Blocking and nonblocking calls do what it says.
+        for row in rows:
+            row |= {"is_default": False, "algorithm": "two_shot", "slice": 4096}
+        text = json.dumps(document)
+        file.write_text(text)
+        result, now = job(**kept, TRIB_STATS="1")
+        expect(now == bits, result)
+        for form in ("allreduce", "iallreduce", "allreduce_init"):
+            expect(
+                re.search(rf"^  {form} +two_shot +\d+ ", result.output, re.MULTILINE) is not None,
+                result,
+            )
+            expect(re.search(rf"^  {form} +one_shot", result.output, re.MULTILINE) is None, result)
+        result, now = job(**kept, TRIB_STATS="1", TRIB_ALGORITHM="one_shot")
+        expect(now == bits and "two_shot" not in result.output, result)
+
+        damaged = text[:-9]
+        file.write_text(damaged)
+        result, now = job("100", TRIB_TUNING_FILE=str(file))
+        expect(now == bits and file.read_text() == damaged, result)
+        warning = f"tributary: [rank 0] warning: the tuning file {file} is ignored: it is not JSON"
+        expect(result.output.count(warning) == 1 and result.output.count("tributary") == 1, result)
+
+
 def private_mpi(context: Context) -> None:
     """An MPI that is loaded later, privately, is found, and serves."""
     module = str(context.programs / f"libmpi_private_{context.suffix}.so")
@@ -201,6 +270,7 @@ CHECKS: dict[str, Callable[[Context], None]] = {
         disagreement,
         time_limit,
         killed,
+        tuning,
         private_mpi,
     )
 }

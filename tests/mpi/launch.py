@@ -17,6 +17,9 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+# The user's findings have no say here, and tests whose subject is something else do not measure.
+WITHOUT_TUNING = {"TRIB_TUNING_FILE": "none", "TRIB_TUNE_BUDGET_MS": "0"}
+
 
 @dataclass
 class Mpi:
@@ -95,7 +98,7 @@ def run(
     inner = ["env"]
     if preload is not None:
         inner.append(f"LD_PRELOAD={preload or mpi.preload}")
-    inner += [f"{name}={value}" for name, value in (env or {}).items()]
+    inner += [f"{name}={value}" for name, value in {**WITHOUT_TUNING, **(env or {})}.items()]
     launcher = mpi.command(ranks)
     process = subprocess.Popen(
         [launcher[0], *(options or []), *launcher[1:], *inner, *command],

@@ -108,6 +108,7 @@ bool is_used;
 class Protected final : public trib::DeviceBackend {
  public:
   std::string_view name() const override { return "protected"; }
+  std::string hardware() const override { return "stand-in"; }
   std::string describe() const override { return "memory that nobody may touch"; }
   bool is_in_use() const override { return is_used; }
   Memory where(const void* pointer) const override {

@@ -21,6 +21,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         *mpi.job_variables(),
     ):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRIB_TUNING_FILE", "none")  # the user's findings are not ours to change
     for function in (elf.read, mpi.on_path, mpi.wheels, mpi.vendor_of_library, tree.info):
         function.cache_clear()
 

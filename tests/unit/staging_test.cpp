@@ -17,6 +17,7 @@ namespace {
 class Device final : public DeviceBackend {
  public:
   std::string_view name() const override { return "test"; }
+  std::string hardware() const override { return "stand-in"; }
   std::string describe() const override { return ""; }
   bool is_in_use() const override { return true; }
   Memory where(const void* pointer) const override {

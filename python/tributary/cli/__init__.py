@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tributary import __version__
 from tributary.errors import UserError
 
-_COMMANDS = ("run", "preload", "bench", "info", "schedule", "demo")
+_COMMANDS = ("run", "preload", "bench", "tune", "info", "schedule", "demo")
 
 
 def _parser(chosen: str | None) -> argparse.ArgumentParser:

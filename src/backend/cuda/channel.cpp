@@ -232,6 +232,24 @@ void Channel::release_inboxes() {
   }
 }
 
+void* Channel::allocate(std::size_t bytes) {
+  const Current current(context_);
+  CUdeviceptr memory = 0;
+  cuda::check(driver_.cuMemAlloc_(&memory, bytes), "cannot allocate");
+  cuda::check(driver_.cuMemsetD8_(memory, 0x3c, bytes), "cannot clear memory");
+  cuda::check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
+  return reinterpret_cast<void*>(memory);
+}
+
+void Channel::free(void* pointer) noexcept {
+  try {
+    const Current current(context_);
+    driver_.cuMemFree_(reinterpret_cast<CUdeviceptr>(pointer));
+  } catch (const Error&) {
+    // The context is gone, and the memory with it.
+  }
+}
+
 std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all, Engine engine) {
   if (engine == Engine::copy) return std::make_unique<CopyProgram>(*this, all);
   return std::make_unique<Program>(*this, all);

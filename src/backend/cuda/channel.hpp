@@ -34,6 +34,8 @@ class Channel final : public trib::DeviceChannel {
   bool is_through_host() const override { return segment_ != nullptr; }
   int max_blocks() const override { return max_blocks_; }
   void look_ahead() override;
+  void* allocate(std::size_t bytes) override;
+  void free(void* pointer) noexcept override;
   void check() override;
   void drain() override;
 

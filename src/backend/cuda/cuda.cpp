@@ -64,14 +64,21 @@ class Cuda final : public DeviceBackend {
     std::string text = "driver for CUDA " + std::to_string(version / 1000) + "." +
                        std::to_string(version % 1000 / 10) + "; ";
     if (count == 0) return text + "no GPU";
+    return text + hardware() +
+           "; GPU, managed and pinned memory through peers' inboxes (IPC handles, or pinned shared "
+           "memory), anything else staged through pinned memory";
+  }
+
+  std::string hardware() const override {
+    const Driver* const driver = cuda::driver();
+    int count = 0;
+    if (driver == nullptr || driver->cuDeviceGetCount_(&count) != CUDA_SUCCESS) return "no GPU";
     std::map<std::string, int> models;
     for (int i = 0; i < count; ++i) ++models[model(*driver, i)];
     std::string names;
     for (const auto& [name, number] : models)
       names += (names.empty() ? "" : ", ") + std::to_string(number) + " x " + name;
-    return text + names + links(*driver, count) +
-           "; GPU, managed and pinned memory through peers' inboxes (IPC handles, or pinned shared "
-           "memory), anything else staged through pinned memory";
+    return names + links(*driver, count);
   }
 
   bool is_in_use() const override {

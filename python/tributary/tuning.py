@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What was found out about this machine: reading the tuning file, having it filled, and measuring again.
+
+The library writes the file (src/tune/tuning_file.cpp says what stands in it) while it makes persistent reductions; here
+the native benchmark is made to make some.
+"""
+
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tributary import bench, tree
+from tributary.errors import UserError
+
+FORMAT, VERSION = "tributary tuning", 1
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to do a reduction."""
+
+    algorithm: str
+    slice: int
+    protocol: str | None = None  # GPUs
+    blocks: int | None = None
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        parts = [self.algorithm, f"slices of {self.slice >> 10} KiB"]
+        if self.protocol:
+            parts += [self.protocol, f"{self.blocks} blocks"]
+        return ", ".join(parts)
+
+    @property
+    def key(self) -> str:
+        """As a value of the info key trib_algorithm."""
+        return f"{self.algorithm}:{self.slice}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the file."""
+
+    machine: str
+    collective: str
+    place: str
+    determinism: str
+    ranks: int
+    nodes: int
+    bytes: int
+    is_default: bool
+    way: Way
+    time_us: float
+    default_us: float
+    least_us: float
+    candidates: dict[Way, float] = field(default_factory=dict, hash=False)
+
+
+def path() -> Path:
+    """The file that the settings name."""
+    name = tree.info()["tuning"]["file"]
+    if not name:
+        raise UserError(
+            "TRIB_TUNING_FILE=none: findings are kept nowhere; accepted: auto or an absolute path"
+        )
+    return Path(name)
+
+
+def machine() -> str:
+    """How the file calls this machine."""
+    return str(tree.info()["tuning"]["machine"])
+
+
+def _way(row: dict[str, Any]) -> Way:
+    return Way(row["algorithm"], row["slice"], row.get("protocol"), row.get("blocks"))
+
+
+def _finding(machine_name: str, row: dict[str, Any]) -> Finding:
+    return Finding(
+        machine=machine_name,
+        collective=row["collective"],
+        place=row["place"],
+        determinism=row["determinism"],
+        ranks=row["ranks"],
+        nodes=row["nodes"],
+        bytes=row["bytes"],
+        is_default=row["is_default"],
+        way=_way(row),
+        time_us=row["time_us"],
+        default_us=row["default_us"],
+        least_us=row["least_us"],
+        candidates={_way(candidate): candidate["time_us"] for candidate in row["candidates"]},
+    )
+
+
+def read(file: Path) -> list[Finding]:
+    """All findings; none if the file is not there."""
+    try:
+        document = json.loads(file.read_text())
+        if document["format"] != FORMAT:
+            raise UserError(f"{file} is not a tuning file of Tributary")
+        if document["version"] != VERSION:
+            raise UserError(f"{file} is of another version of Tributary")
+        return [_finding(name, row) for name, rows in document["machines"].items() for row in rows]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(
+            f"{file} is damaged; remove it, or name another file by TRIB_TUNING_FILE"
+        ) from None
+
+
+def of_this_machine(findings: list[Finding]) -> list[Finding]:
+    """Those that hold here. Rows for GPUs name these behind the machine."""
+    here = machine()
+    return [f for f in findings if f.machine == here or f.machine.startswith(here + ", ")]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A reduction that the library has looked at."""
+
+    collective: str
+    bytes: int
+    seconds: float
+
+
+def fill(job: bench.Job, measurement: bench.Measurement) -> Iterator[Tuned]:
+    """Have the library measure what the job names; each size as it is done."""
+    for line in bench.lines(job, measurement):
+        if line["type"] == "tuned":
+            yield Tuned(line["collective"], line["bytes"], line["seconds"])
+
+
+@dataclass(frozen=True)
+class Check:
+    """A finding, measured again: times of calls in microseconds, each the median of the repeats."""
+
+    finding: Finding
+    tuned_us: float
+    default_us: float
+    ways_us: dict[str, float]
+    # Of each repeat: the time over that of the best way.
+    tuned_ratios: tuple[float, ...]
+    default_ratios: tuple[float, ...]
+
+    @property
+    def best_us(self) -> float:
+        """Of the best of all ways."""
+        return min(self.tuned_us, self.default_us, *self.ways_us.values())
+
+    @property
+    def tuned_ratio(self) -> float:
+        """The tuned choice's time over the best one's."""
+        return statistics.median(self.tuned_ratios)
+
+    @property
+    def default_ratio(self) -> float:
+        """The default table's choice's time over the best one's."""
+        return statistics.median(self.default_ratios)
+
+
+def worth_measuring(finding: Finding, factor: float = 1.5) -> list[Way]:
+    """The candidates that were not far behind the best one."""
+    return [way for way, us in finding.candidates.items() if us <= factor * finding.least_us]
+
+
+def check(finding: Finding, job: bench.Job) -> Check:
+    """Time the tuned choice, the default table's, and the other candidates, interleaved in one job."""
+    keys = tuple(dict.fromkeys(way.key for way in worth_measuring(finding)))
+    job.ways = ("default", *keys)
+    job.collective, job.sizes = finding.collective, [finding.bytes]
+    rows = [r for r in bench.lines(job, bench.Measurement(job)) if r["type"] == "row"]
+    if len(rows) != 1:
+        raise UserError(f"the benchmark gave {len(rows)} results instead of one")
+    sides = rows[0]["sides"]
+    times = {name: side["time_us"] for name, side in sides.items()}
+    tuned, default = times.pop("tributary"), times.pop("way default")
+    medians = {name.removeprefix("way "): statistics.median(t) for name, t in times.items()}
+    # The best way is the same for all repeats: the least of many numbers that scatter is too little.
+    fastest = min([tuned, default, *times.values()], key=statistics.median)
+    return Check(
+        finding,
+        statistics.median(tuned),
+        statistics.median(default),
+        medians,
+        tuple(a / b for a, b in zip(tuned, fastest, strict=True)),
+        tuple(a / b for a, b in zip(default, fastest, strict=True)),
+    )

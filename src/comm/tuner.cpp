@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "comm/tuner.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <new>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "comm/cut.hpp"
+#include "tune/measure.hpp"
+
+namespace trib {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// What a persistent reduction's channel has at most: see background.cpp.
+constexpr std::size_t kScratchBytes = 512 << 10;
+/// Rows that are worth an exchange at set-up.
+constexpr std::size_t kMostRows = 4096;
+
+/// Memory of the kind that the request's buffers are of. Throws std::bad_alloc or Error.
+class PrivateBuffer {
+ public:
+  PrivateBuffer(DeviceChannel* device, std::size_t bytes) : device_(device) {
+    if (device_ != nullptr) {
+      memory_ = device_->allocate(bytes);
+      return;
+    }
+    memory_ = ::operator new (bytes, std::align_val_t{4096});
+    // Pages that nobody has written to are all the same one. These bytes are harmless numbers in
+    // every type.
+    std::fill_n(static_cast<unsigned char*>(memory_), bytes, static_cast<unsigned char>(0x3c));
+  }
+  ~PrivateBuffer() {
+    if (device_ != nullptr)
+      device_->free(memory_);
+    else
+      ::operator delete (memory_, std::align_val_t{4096});
+  }
+  PrivateBuffer(const PrivateBuffer&) = delete;
+  PrivateBuffer& operator=(const PrivateBuffer&) = delete;
+  void* get() const { return memory_; }
+
+ private:
+  DeviceChannel* const device_;
+  void* memory_ = nullptr;
+};
+
+class Tuner {
+ public:
+  Tuner(const TunerParts& parts, const Request& request)
+      : parts_(parts),
+        request_(request),
+        route_(parts.device != nullptr ? Route::device : Route::host),
+        sketch_(parts.group, parts.main, 1, /*has_no_data=*/true) {
+    request_.form = Form::blocking;
+  }
+
+  std::optional<Record> result(double budget) {
+    const auto begin = Clock::now();
+    const Plan& plan = sketch_.find(request_);
+    const Key key = sketch_.key_of(plan, route_);
+    choices_ = distinct(candidates(key, parts_.group.config), plan);
+    if (!prepare(plan)) return {};
+    const Measurement measured =
+        measure(parts_.bootstrap, static_cast<int>(choices_.size()), budget, begin,
+                [this](int way, std::span<double> samples) { run(way, samples); });
+    return record(key, measured);
+  }
+
+  void poison(const std::string& why) noexcept {
+    if (channel_) channel_->poison(why);
+  }
+
+ private:
+  /// Without those that come to the same: since no chunk is as long as their slice, or since an
+  /// algorithm is another one in disguise. All ranks look at the schedules of the same two.
+  std::vector<Choice> distinct(const std::vector<Choice>& all, const Plan& plan) const {
+    std::map<const Algorithm*, std::pair<std::string, std::size_t>> known;
+    std::set<std::tuple<std::string, std::size_t, bool, int>> seen;
+    std::vector<Choice> different;
+    for (const Choice& choice : all) {
+      const auto [found, is_new] = known.try_emplace(choice.algorithm);
+      auto& [steps, longest] = found->second;
+      if (is_new) {
+        Shape shape = parts_.group.shape(request_.collective, request_.root);
+        for (const int rank : {0, shape.size - 1}) {
+          shape.rank = rank;
+          const Schedule schedule = choice.algorithm->schedule(shape);
+          steps += to_string(schedule);
+          longest = sketch_.longest_chunk_of(plan, schedule.chunks);
+        }
+      }
+      std::size_t slice = choice.slice_bytes;
+      if (route_ == Route::host) slice = std::min(slice, longest);
+      if (seen.emplace(steps, slice, choice.is_packet, choice.blocks).second)
+        different.push_back(choice);
+    }
+    return different;
+  }
+
+  /// Collective: memory. What is missing on one rank is missing on all.
+  bool prepare(const Plan& plan) {
+    const auto size = static_cast<std::size_t>(parts_.group.size);
+    channel_ = parts_.main.branch(
+        {2 * parts_.group.size + 16,
+         std::clamp(4 * plan.bytes, 256 * size, std::max(256 * size, kScratchBytes))});
+    if (!channel_) return false;
+    char has_memory = 1;
+    try {
+      in_ = std::make_unique<PrivateBuffer>(parts_.device, plan.bytes);
+      out_ = std::make_unique<PrivateBuffer>(parts_.device, plan.bytes);
+      plans_ = std::make_unique<Plans>(parts_.group, *channel_, 1, /*has_no_data=*/true);
+      gates_ = std::make_unique<Plans>(parts_.group, *channel_, 1, /*has_no_data=*/true);
+      paths_.resize(choices_.size());
+    } catch (const std::exception&) {
+      has_memory = 0;
+    }
+    std::vector<char> all(size);
+    parts_.bootstrap.exchange(&has_memory, all.data(), 1);
+    if (std::find(all.begin(), all.end(), 0) != all.end()) return false;
+    Request gate;
+    gate.dtype = Dtype::u8;
+    gate.op = Op::band;
+    gate.count = 1;
+    gate_plan_ = &gates_->find(gate);
+    gate_ = &gates_->path(*gate_plan_, Route::host, Findings());
+    gate_->arguments.in = &gate_in_;
+    gate_->arguments.out = &gate_out_;
+    plan_ = &plans_->find(request_);
+    return true;
+  }
+
+  void call(const Path& path, const Plan& plan) {
+    channel_->announce(plan.signature);
+    parts_.wait(path.loaded->program->launch(path.arguments), *channel_);
+  }
+
+  void run(int way, std::span<double> samples) {
+    Path& path = paths_[static_cast<std::size_t>(way)];
+    // Made when it is its turn: where time is up before, it is not needed.
+    if (!path.is_made) {
+      const Choice& choice = choices_[static_cast<std::size_t>(way)];
+      if (!plans_->make_path_for(choice, *plan_, path, route_, parts_.device)) {
+        std::fill(samples.begin(), samples.end(), kNoRoom);
+        return;
+      }
+      path.arguments.in = in_->get();
+      path.arguments.out = request_.out != nullptr ? out_->get() : nullptr;
+    }
+    for (double& seconds : samples) {
+      call(*gate_, *gate_plan_);  // all ranks have come when this is done
+      const auto start = Clock::now();
+      call(path, *plan_);
+      seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    }
+  }
+
+  Record record(const Key& key, const Measurement& measured) const {
+    Record record;
+    Finding& finding = record.finding;
+    finding.collective = key.collective;
+    finding.place = key.place;
+    finding.freedom = freedom_of(key, parts_.group.config);
+    finding.ranks = parts_.group.size;
+    finding.nodes = parts_.group.nodes();
+    finding.bytes = key.bytes;
+    const auto best = static_cast<std::size_t>(measured.best);
+    record.is_thorough = measured.is_thorough;
+    finding.is_default = best == 0;
+    finding.best = Variant::of(choices_[best]);
+    finding.seconds = measured.seconds[best];
+    finding.default_seconds = measured.seconds[0];
+    finding.least_seconds = finding.seconds;
+    for (std::size_t way = 0; way < choices_.size(); ++way) {
+      const double seconds = measured.seconds[way];
+      if (seconds <= 0 || seconds >= kNoRoom) continue;
+      finding.least_seconds = std::min(finding.least_seconds, seconds);
+      record.candidates.push_back({Variant::of(choices_[way]), seconds});
+    }
+    return record;
+  }
+
+  static constexpr double kNoRoom = 1e5;  // seconds
+
+  const TunerParts& parts_;
+  Request request_;
+  const Route route_;
+  Plans sketch_;
+  std::vector<Choice> choices_;
+  std::unique_ptr<HostChannel> channel_;
+  std::unique_ptr<PrivateBuffer> in_, out_;
+  std::unique_ptr<Plans> plans_, gates_;
+  Plan *plan_ = nullptr, *gate_plan_ = nullptr;
+  Path* gate_ = nullptr;
+  std::vector<Path> paths_;
+  unsigned char gate_in_ = 1, gate_out_ = 0;
+};
+
+}  // namespace
+
+std::optional<Record> tune(const TunerParts& parts, const Request& request, double budget) {
+  Tuner tuner(parts, request);
+  try {
+    return tuner.result(budget);
+  } catch (const std::exception& error) {
+    tuner.poison(error.what());  // peers wait on a channel that nobody else knows
+    throw;
+  }
+}
+
+std::string machine_of(const DeviceBackend* device, Key::Place place) {
+  return place == Key::Place::device ? machine_name() + ", " + device->hardware() : machine_name();
+}
+
+std::vector<Finding> adopt_findings(Bootstrap& bootstrap, const Config& config,
+                                    const DeviceBackend* device, Key::Place place) {
+  std::vector<Finding> rows;
+  if (bootstrap.rank() == 0)
+    rows = TuningFile::of(config.tuning_file)
+               .findings(machine_of(device, place), place, bootstrap.size());
+  const auto size = static_cast<std::size_t>(bootstrap.size());
+  const std::size_t mine = std::min(rows.size(), kMostRows);
+  std::vector<std::size_t> counts(size);
+  bootstrap.exchange(&mine, counts.data(), sizeof mine);
+  if (counts[0] == 0) return {};
+  rows.resize(counts[0]);
+  std::vector<Finding> all(counts[0] * size);
+  bootstrap.exchange(rows.data(), all.data(), rows.size() * sizeof(Finding));
+  all.resize(counts[0]);
+  return all;
+}
+
+}  // namespace trib

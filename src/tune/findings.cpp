@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tune/findings.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+
+namespace trib {
+
+Variant Variant::of(const Choice& choice) {
+  Variant variant;
+  choice.algorithm->name.copy(variant.algorithm, sizeof variant.algorithm - 1);
+  variant.slice_bytes = choice.slice_bytes;
+  variant.is_packet = choice.is_packet;
+  variant.blocks = choice.blocks;
+  return variant;
+}
+
+Choice Variant::choice() const {
+  return {
+      find_algorithm(algorithm), Reach::scratch, slice_bytes, Engine::kernel, is_packet, blocks};
+}
+
+bool is_same_row(const Finding& a, const Finding& b) {
+  return a.collective == b.collective && a.place == b.place && a.freedom == b.freedom &&
+         a.ranks == b.ranks && a.nodes == b.nodes &&
+         std::bit_width(a.bytes) == std::bit_width(b.bytes);
+}
+
+Findings::Findings(const std::vector<Finding>& rows, int ranks, int nodes) {
+  for (const Finding& row : rows)
+    if (row.ranks == ranks && row.nodes == nodes) rows_.push_back(row);
+}
+
+Findings Findings::with(const Finding& row) const {
+  Findings changed = *this;
+  std::erase_if(changed.rows_, [&](const Finding& other) { return is_same_row(row, other); });
+  changed.rows_.push_back(row);
+  return changed;
+}
+
+const Finding* Findings::nearest(const Key& key, Config::Determinism freedom) const {
+  const Finding* found = nullptr;
+  double least = 2;  // a factor
+  for (const Finding& row : rows_) {
+    if (row.collective != key.collective || row.place != key.place || row.freedom != freedom)
+      continue;
+    const auto [fewer, more] = std::minmax(row.bytes, key.bytes);
+    const double factor =
+        static_cast<double>(more) / static_cast<double>(std::max<std::size_t>(fewer, 1));
+    if (factor > least || (found != nullptr && factor == least)) continue;
+    least = factor;
+    found = &row;
+  }
+  return found;
+}
+
+const Finding* Findings::find(const Key& key, const Config& config) const {
+  const Config::Determinism freedom = freedom_of(key, config);
+  const Finding* found = nearest(key, freedom);
+  // What was found under tighter rules is not wrong where there are none.
+  if (found == nullptr && freedom == Config::Determinism::any)
+    found = nearest(key, Config::Determinism::run);
+  return found;
+}
+
+bool Findings::has_row(const Key& key, const Config& config) const {
+  const Config::Determinism freedom = freedom_of(key, config);
+  return std::any_of(rows_.begin(), rows_.end(), [&](const Finding& row) {
+    return row.collective == key.collective && row.place == key.place && row.freedom == freedom &&
+           std::bit_width(row.bytes) == std::bit_width(key.bytes);
+  });
+}
+
+Choice Findings::choose(const Key& key, const Config& config, const Choice& otherwise) const {
+  const Finding* const found = find(key, config);
+  if (found == nullptr || found->is_default) return otherwise;
+  const Choice choice = found->best.choice();
+  return is_permitted(choice, key, config) ? choice : otherwise;
+}
+
+}  // namespace trib

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What was measured: the table that select() looks into before the default one. tuning_file.hpp
+// keeps it from one job to the next, measure.hpp fills it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "tune/select.hpp"
+
+namespace trib {
+
+/// A Choice in a form that is the same in every process. Peers' memory is never read directly by
+/// tuning: that fails for buffers of some kinds, which the buffers that are measured are not of.
+struct Variant {
+  char algorithm[32] = "";
+  std::size_t slice_bytes = 0;
+  bool is_packet = false;
+  int blocks = 1;
+
+  static Variant of(const Choice& choice);
+  /// Its algorithm is null if this version has none of that name.
+  Choice choice() const;
+};
+
+/// One row. Plain data, so that ranks can take rank 0's.
+struct Finding {
+  // What it is for.
+  Collective collective = Collective::allreduce;
+  Key::Place place = Key::Place::host;
+  Config::Determinism freedom = Config::Determinism::run;  ///< see freedom_of()
+  int ranks = 2, nodes = 1;
+  std::size_t bytes = 0;  ///< of the vector that was measured
+  // What is best there, unless nothing is better than the default's choice by a margin.
+  bool is_default = true;
+  Variant best;
+  // Seconds of a call: of `best`, of the default's choice, and the least of all candidates.
+  double seconds = 0, default_seconds = 0, least_seconds = 0;
+};
+
+static_assert(std::is_trivially_copyable_v<Finding>);
+
+/// Rows for at most one power of two of bytes each: those that differ in less take each other's
+/// place.
+bool is_same_row(const Finding& a, const Finding& b);
+
+/// The rows for one communicator. Equal on all its ranks; never changed, but replaced by with().
+class Findings {
+ public:
+  Findings() = default;
+  /// Keeps the rows for so many ranks and nodes.
+  Findings(const std::vector<Finding>& rows, int ranks, int nodes);
+  Findings with(const Finding& row) const;
+
+  /// The row for the nearest number of bytes, in proportion, of those that are not further away
+  /// than a factor of two. Null: there is none.
+  const Finding* find(const Key& key, const Config& config) const;
+  /// Whether the row for the power of two of the key is there: it need not be measured.
+  bool has_row(const Key& key, const Config& config) const;
+  /// What the row says; `otherwise`, which is the default's choice, where there is no row, it says
+  /// nothing else, or what it says is not permitted.
+  Choice choose(const Key& key, const Config& config, const Choice& otherwise) const;
+
+  const std::vector<Finding>& rows() const { return rows_; }
+
+ private:
+  const Finding* nearest(const Key& key, Config::Determinism freedom) const;
+
+  std::vector<Finding> rows_;
+};
+
+}  // namespace trib

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`trib tune`: what it refuses, what it puts into the file and how it shows it. A small run, and one measured again."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import built_or_skip, wheel_or_skip
+
+from tributary import mpi, tree, tuning
+from tributary.errors import UserError
+
+Trib = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    built_or_skip("trib-info")
+    path = tmp_path / "deep/tuning.json"
+    monkeypatch.setenv("TRIB_TUNING_FILE", str(path))
+    tree.info.cache_clear()
+    return path
+
+
+def _row(**more: object) -> dict[str, object]:
+    return {
+        "collective": "allreduce",
+        "place": "host",
+        "determinism": "run",
+        "ranks": 2,
+        "nodes": 1,
+        "bytes": 65536,
+        "is_default": False,
+        "algorithm": "two_shot",
+        "slice": 32768,
+        "time_us": 2.0,
+        "default_us": 3.0,
+        "least_us": 2.0,
+        "candidates": [
+            {"algorithm": "one_shot", "slice": 262144, "time_us": 3.0},
+            {"algorithm": "two_shot", "slice": 32768, "time_us": 2.0},
+            {"algorithm": "two_shot", "slice": 65536, "time_us": 9.0},
+        ],
+        **more,
+    }
+
+
+def _write(file: Path, machine: str, rows: list[dict[str, object]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    document = {"format": "tributary tuning", "version": 1, "machines": {machine: rows}}
+    file.write_text(json.dumps(document))
+
+
+def test_errors_name_argument_and_accepted_values(trib: Trib, file: Path) -> None:
+    cores = mpi.usable_cores()
+    for words, texts in {
+        ("magic",): ("COLLECTIVE", "magic", "allreduce", "all"),
+        ("all", "--memory", "rom"): ("--memory", "host, cuda"),
+        ("all", "--budget", "60001"): ("--budget", "60000"),
+        ("all", "--budget", "0"): ("--budget", "1 or more"),
+        ("all", "--sizes", "4:"): ("--sizes",),
+        ("all", "-n", "2", "--sizes", "1G"): ("--sizes", "64 Mi"),
+        ("all", "-n", "1"): ("-n", "2 or more"),
+        ("all", "-n", str(cores + 1)): ("-n", "the scheduler", f"2 to {cores}"),
+        ("all", "-n", "2", "--dtype", "quad"): ("--dtype", "float"),
+        ("--show", "--plot", "x.bmp"): ("--plot", ".png"),
+        ("--plot", "x.png"): ("--plot", "--show or --check"),
+        ("--check", "--memory", "cuda"): ("--check", "host"),
+        ("--show",): ("nothing is known", str(file), "trib tune"),
+        ("--check",): ("nothing to check", str(file)),
+    }.items():
+        if cores < 2 and "2" in words:
+            continue
+        status, _, error = trib("tune", *words)
+        assert status == 2, words
+        for text in texts:
+            assert text in error, (words, error)
+
+
+def test_without_a_file(trib: Trib) -> None:
+    built_or_skip("trib-info")
+    status, _, error = trib("tune", "--show")
+    assert status == 2 and "TRIB_TUNING_FILE=none" in error and "absolute path" in error
+
+
+def test_reading(file: Path) -> None:
+    assert tuning.read(file) == []
+    _write(file, "here", [_row()])
+    (finding,) = tuning.read(file)
+    assert (finding.machine, finding.bytes, finding.way.key) == ("here", 65536, "two_shot:32768")
+    assert [way.key for way in tuning.worth_measuring(finding)] == [
+        "one_shot:262144",
+        "two_shot:32768",
+    ]
+    assert [way.key for way in finding.candidates][2] == "two_shot:65536"
+    for text, words in {
+        "precious": "damaged",
+        '{"format": "tributary tuning", "version": 2, "machines": {}}': "another version",
+        '{"format": "other"}': "not a tuning file",
+        '{"format": "tributary tuning", "version": 1, "machines": {"here": [{}]}}': "damaged",
+        "[]": "damaged",
+    }.items():
+        file.write_text(text)
+        with pytest.raises(UserError, match=words):
+            tuning.read(file)
+
+
+def test_showing_what_is_known_of_this_machine(trib: Trib, file: Path, tmp_path: Path) -> None:
+    _write(
+        file,
+        tuning.machine(),
+        [
+            _row(),
+            _row(bytes=4, is_default=True, time_us=0.5, default_us=0.5, least_us=0.5),
+            _row(collective="reduce", ranks=3),
+            _row(place="device", protocol="packet", blocks=32, candidates=[]),
+        ],
+    )
+    picture, data = tmp_path / "x.png", tmp_path / "x.json"
+    status, out, error = trib("tune", "--show", "--plot", picture, "--json", data)
+    assert status == 0, error
+    for text in ("MPI_Allreduce, 2 ranks", "MPI_Reduce, 3 ranks", "the default", "1.50", "2 of 3"):
+        assert text in out, out
+    assert picture.stat().st_size > 5000
+    assert [row["bytes"] for row in json.loads(data.read_text())["findings"]] == [65536, 4, 65536]
+    status, out, _ = trib("tune", "allreduce", "--show", "--memory", "cuda")
+    assert status == 0 and "packet, 32 blocks" in out
+    status, out, _ = trib("tune", "allreduce", "--show", "--sizes", "4")
+    assert status == 0 and "64 Ki" not in out
+    _write(file, "another machine", [_row()])
+    assert trib("tune", "--show")[0] == 2
+
+
+def test_a_small_run(trib: Trib, file: Path, tmp_path: Path) -> None:
+    if mpi.usable_cores() < 2:
+        pytest.skip("nothing is measured with more ranks than cores")
+    built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    job = ("-n", "2", "--mpi", "mpich", "--sizes", "4,64K")
+    status, out, error = trib("tune", "all", *job, "--budget", "3000")
+    assert status == 0, error
+    assert "reduce_scatter_block 64 KiB" in error and f"findings: {file}" in out
+    found = tuning.read(file)
+    assert {f.collective for f in found} == {
+        "allreduce",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_block",
+    }
+    assert {f.machine for f in found} == {tuning.machine()}
+    assert all(f.time_us <= f.default_us or f.is_default for f in found)
+    assert all(f.candidates for f in found)
+
+    before = file.read_text()
+    status, _, error = trib("tune", "all", *job)
+    assert status == 0 and file.read_text() == before, error
+    status, _, error = trib("tune", "allreduce", *job, "--again", "--budget", "3000")
+    assert status == 0 and file.read_text() != before, error
+
+    picture, data = tmp_path / "x.png", tmp_path / "x.json"
+    status, out, error = trib(
+        *("tune", "allreduce", "-n", "2", "--mpi", "mpich", "--check", "--repeats", "2"),
+        *("--plot", picture, "--json", data),
+    )
+    assert status == 0, error
+    assert "measured again" in out and "of 2 sizes" in out
+    assert picture.stat().st_size > 5000
+    checks = json.loads(data.read_text())["checks"]
+    assert len(checks) == 2 and all(row["tuned_ratio"] > 0.5 for row in checks)
+
+    file.write_text("precious")
+    status, _, error = trib("tune", "all", *job)
+    assert status == 2 and "damaged" in error and file.read_text() == "precious"
