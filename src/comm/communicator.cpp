@@ -430,6 +430,8 @@ std::optional<Choice> Communicator::tune_for(const Request& request, bool is_on_
   if (budget <= 0 || is_crowded_ || is_contended || !is_tunable(config) ||
       plan.bytes > kMostTunedBytes)
     return {};
+  // On devices only if the program asks for it: measuring there has not been seen to work yet.
+  if (is_on_device && !is_explicit) return {};
   if (!is_explicit &&
       spent + budget > kBudgetsPerProcess * static_cast<double>(config.tune_budget_ms) / 1000)
     return {};
