@@ -19,8 +19,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// What a persistent reduction's channel has at most: see background.cpp.
-constexpr std::size_t kScratchBytes = 512 << 10;
+/// The room of a communicator's own channel (backend/host/channel.hpp): what is measured are
+/// blocking calls. Persistent ones differ from them where slices are short, if at all.
+constexpr std::size_t kSmallBytes = 8 << 10, kSmallBytesPerRank = 4 * 64;
+
 /// Rows that are worth an exchange at set-up.
 constexpr std::size_t kMostRows = 4096;
 
@@ -109,14 +111,15 @@ class Tuner {
   bool prepare(const Plan& plan) {
     const auto size = static_cast<std::size_t>(parts_.group.size);
     channel_ = parts_.main.branch(
-        {2 * parts_.group.size + 16,
-         std::clamp(4 * plan.bytes, 256 * size, std::max(256 * size, kScratchBytes))});
+        {2 * parts_.group.size + 16, std::max(kSmallBytes, kSmallBytesPerRank * size)});
     if (!channel_) return false;
+    const bool is_large = route_ == Route::host && plan.bytes > kSmallBytes / 8;
+    if (is_large && !channel_->reserve_data()) return false;
     char has_memory = 1;
     try {
       in_ = std::make_unique<PrivateBuffer>(parts_.device, plan.bytes);
       out_ = std::make_unique<PrivateBuffer>(parts_.device, plan.bytes);
-      plans_ = std::make_unique<Plans>(parts_.group, *channel_, 1, /*has_no_data=*/true);
+      plans_ = std::make_unique<Plans>(parts_.group, *channel_, 1, /*has_no_data=*/!is_large);
       gates_ = std::make_unique<Plans>(parts_.group, *channel_, 1, /*has_no_data=*/true);
       paths_.resize(choices_.size());
     } catch (const std::exception&) {
