@@ -52,6 +52,8 @@ constexpr Row kAllreduce[] = {
 };
 constexpr Row kReduce[] = {
     {2,    32 * KiB,  "one_shot"},
+    {2,    1024 * KiB, "two_shot"},
+    {2,    kAll,      "one_shot"},
     {4,    8 * KiB,   "one_shot"},
     {8,    2 * KiB,   "one_shot"},
     {4,    kAll,      "two_shot"},
