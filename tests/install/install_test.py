@@ -63,7 +63,13 @@ def test_a_program_that_knows_nothing_of_it(name: str, prefix: Path, tmp_path: P
 @pytest.mark.parametrize("name", ["mpich", "openmpi"])
 def test_a_program_that_uses_the_api(name: str, prefix: Path, tmp_path: Path) -> None:
     lib = next(prefix.rglob(f"libtributary_{name}.so")).parent
-    flags = ["-DWITH_API", f"-I{prefix / 'include'}", f"-L{lib}", f"-ltributary_{name}", "-ltributary"]
+    flags = [
+        "-DWITH_API",
+        f"-I{prefix / 'include'}",
+        f"-L{lib}",
+        f"-ltributary_{name}",
+        "-ltributary",
+    ]
     program = _compile(name, tmp_path, *flags, f"-Wl,-rpath,{lib}")
     plan = mpi.plan(program, 2, preload=False)
     done = subprocess.run(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 
 def skip(reason: str) -> None:
@@ -90,7 +91,10 @@ def expect(what: str, got: Any, expected: Any) -> None:
     got = on_host(got)
     if not np.array_equal(got, expected):
         at = int(np.argmax(got != expected))
-        print(f"{what}: rank {RANK} of {SIZE}, element {at}: {got[at]}, not {expected[at]}", flush=True)
+        print(
+            f"{what}: rank {RANK} of {SIZE}, element {at}: {got[at]}, not {expected[at]}",
+            flush=True,
+        )
         COMM.Abort(1)
     checked += 1
 
@@ -113,12 +117,12 @@ def every_call(dtype: str, operator: str, count: int, offset: int, mixed: bool) 
     for root in range(SIZE):
         send, receive = place(every[RANK])[offset:], place(np.zeros(count + offset, dtype))[offset:]
         synchronize()
-        COMM.Reduce(send, receive if RANK == root else None, op=op, root=root)
-        if RANK == root:
+        COMM.Reduce(send, receive if root == RANK else None, op=op, root=root)
+        if root == RANK:
             expect(f"Reduce to {root}, {what}", receive, total)
-        request = COMM.Ireduce(send, receive if RANK == root else None, op=op, root=root)
+        request = COMM.Ireduce(send, receive if root == RANK else None, op=op, root=root)
         request.Wait()
-        if RANK == root:
+        if root == RANK:
             expect(f"Ireduce to {root}, {what}", receive, total)
 
     counts = [count // SIZE + (1 if rank < count % SIZE else 0) for rank in range(SIZE)]

@@ -29,7 +29,7 @@ constexpr int kThreads = 768;
 constexpr std::uint64_t kLag = 2;
 
 /// What waits: no obstacle, this rank's own device, or otherwise a rank.
-constexpr int kNone = -1, kOwn = -2;
+constexpr int kNone = -1, kHome = -2;
 
 constexpr std::uint64_t all_bits(std::size_t count) {
   return count >= 64 ? ~std::uint64_t{0} : bit(static_cast<int>(count)) - 1;
@@ -237,7 +237,7 @@ void CopyProgram::leave_passes() {
 /// What keeps it from being enqueued.
 int CopyProgram::obstacle_to(std::uint64_t pass, const Push& push) const {
   CopyEngine& engine = *channel_.copy_engine_;
-  if (push.producer >= 0 && (active(pass).done & bit(push.producer)) == 0) return kOwn;
+  if (push.producer >= 0 && (active(pass).done & bit(push.producer)) == 0) return kHome;
   if (push.arrival >= 0 && load(engine.words(rank_).arrived[push.arrival]) < run_of(pass))
     return plan_.writer[static_cast<std::size_t>(push.arrival)];
   if (pass >= kLargeWindows &&
@@ -249,14 +249,14 @@ int CopyProgram::obstacle_to(std::uint64_t pass, const Push& push) const {
 int CopyProgram::obstacle_to(std::uint64_t pass, const Move& move) const {
   CopyEngine& engine = *channel_.copy_engine_;
   const Pass& state = active(pass);
-  if ((state.moved & move.after) != move.after) return kOwn;
+  if ((state.moved & move.after) != move.after) return kHome;
   // `out` may lie over `in`.
-  if (move.to.buffer == Buffer::out && (state.sent & plan_.inputs) != plan_.inputs) return kOwn;
+  if (move.to.buffer == Buffer::out && (state.sent & plan_.inputs) != plan_.inputs) return kHome;
   // The window's room for own results: pushed, and read by later moves.
   if (move.to.buffer == Buffer::scratch && pass >= first_active_ + kLargeWindows &&
       (active(pass - kLargeWindows).sent != all_bits(plan_.pushes.size()) ||
        active(pass - kLargeWindows).moved != all_bits(plan_.moves.size())))
-    return kOwn;
+    return kHome;
   for (const int unit : move.arrivals)
     if (load(engine.words(rank_).arrived[unit]) < run_of(pass))
       return plan_.writer[static_cast<std::size_t>(unit)];
