@@ -4,6 +4,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 OURS, THEIRS, PARITY = "#0b6e8f", "#d1711f", "#6b7280"
 # The libraries compared: colour and marker.
@@ -45,6 +46,33 @@ def _size_label(value: float, _: object = None) -> str:
     return f"{value:.0f}T"
 
 
+def _save(figure: Any, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _two_rows(columns: int) -> tuple[Any, Any]:
+    """A figure: per column times above and ratios below."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    return plt.subplots(
+        2,
+        columns,
+        figsize=(max(5.2, 3.4 * columns + 0.8), 5.6),
+        sharex="col",
+        sharey="row",
+        squeeze=False,
+        height_ratios=(3, 2),
+        layout="constrained",
+    )
+
+
 def draw(
     panels: Sequence[Panel],
     path: Path,
@@ -58,23 +86,9 @@ def draw(
 
     `mpi`, `nccl`: how the libraries are called. `others`: (bytes, MPI's time, ours) by another benchmark, per panel title.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(
-        2,
-        len(panels),
-        figsize=(max(5.2, 3.4 * len(panels) + 0.8), 5.6),
-        sharex="col",
-        sharey="row",
-        squeeze=False,
-        height_ratios=(3, 2),
-        layout="constrained",
-    )
+    figure, axes = _two_rows(len(panels))
     points = [point for panel in panels for point in panel.points]
     titles = {"mpi": mpi, "nccl": nccl}
     libraries = [name for name in STYLES if any(name in point.compared for point in points)]
@@ -147,8 +161,7 @@ def draw(
     figure.suptitle(f"{title}\n", fontsize=12, fontweight="bold", x=0.01, ha="left")
     figure.text(0.01, 0.945, subtitle, fontsize=8.5, color=PARITY, ha="left", va="top")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, path)
 
 
 # -------------------------------------------------------------------------------------------------- tuning
@@ -174,23 +187,9 @@ class TuningPanel:
 
 def draw_tuning(panels: Sequence[TuningPanel], path: Path, title: str, subtitle: str) -> None:
     """Times over bytes, and below them how far the tuned and the default choice are from the best candidate."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(
-        2,
-        len(panels),
-        figsize=(max(5.2, 3.4 * len(panels) + 0.8), 5.6),
-        sharex="col",
-        sharey="row",
-        squeeze=False,
-        height_ratios=(3, 2),
-        layout="constrained",
-    )
+    figure, axes = _two_rows(len(panels))
     lines = (("default table", THEIRS, "s", "default_us"), ("tuned", OURS, "o", "tuned_us"))
     for column, panel in enumerate(panels):
         upper, lower = axes[0][column], axes[1][column]
@@ -227,5 +226,4 @@ def draw_tuning(panels: Sequence[TuningPanel], path: Path, title: str, subtitle:
     figure.suptitle(f"{title}\n", fontsize=12, fontweight="bold", x=0.01, ha="left")
     figure.text(0.01, 0.945, subtitle, fontsize=8.5, color=PARITY, ha="left", va="top")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, path)

@@ -33,9 +33,6 @@ constexpr int kFirstSpinDevice = 2000;
 
 constexpr std::size_t kPlans = 32;
 
-/// Of a vector that kernels reduce: they count a chunk's elements in 32 bits.
-constexpr std::uint64_t kMostElements = UINT32_MAX;
-
 /// Between two looks whether a peer's process is there.
 constexpr auto kAliveInterval = std::chrono::milliseconds(100);
 

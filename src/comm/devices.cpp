@@ -36,8 +36,7 @@ Card Devices::card(const Request& request, const DeviceCall& call) const {
 }
 
 bool Devices::can_serve(const Request& request, std::uint64_t elements) const {
-  // Kernels count a chunk's elements in 32 bits.
-  return !are_refused && backend != nullptr && elements <= UINT32_MAX &&
+  return !are_refused && backend != nullptr && elements <= kMostElements &&
          backend->is_defined(request.op, request.dtype);
 }
 

@@ -4,6 +4,7 @@
 // on a device for a rank that has not posted the call.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "backend/backend.hpp"
@@ -33,6 +34,9 @@ class DeviceCall {
  private:
   bool is_under_way_ = false, is_first_ = false;
 };
+
+/// Elements of a vector that kernels reduce: they count a chunk's in 32 bits.
+inline constexpr std::uint64_t kMostElements = UINT32_MAX;
 
 /// A communicator's use of devices.
 struct Devices {

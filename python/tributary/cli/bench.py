@@ -24,16 +24,15 @@ examples:
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tributary import bench, mpi, plot, tree
 from tributary.cli import arguments, output
+from tributary.cli.progress import steps
 from tributary.errors import UserError
 
 HELP = "measure reductions, against the MPI's own and NCCL"
@@ -243,19 +242,8 @@ def measure_with_progress(job: bench.Job) -> bench.Measurement:
     """Measure, and show on standard error how far it is."""
     measurement = bench.Measurement(job)
     collectives = len(bench.COLLECTIVES) if job.collective == "all" else 1
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task(
-            f"{job.mpi}, {job.ranks} ranks", total=len(job.sizes) * collectives
-        )
+    total = len(job.sizes) * collectives
+    with steps(f"{job.mpi}, {job.ranks} ranks", total) as step:
         for result in bench.measure(job, measurement):
             text = f"{result.collective} {arguments.bytes_text(result.bytes)}B"
             if result.tributary:
@@ -265,9 +253,7 @@ def measure_with_progress(job: bench.Job) -> bench.Measurement:
                     has_one = result.memory == "host" and len(result.compared) == 1
                     to = "" if has_one else f" to {_label(result, other)}"
                     text += f", ratio{to} {ratio:.2f}"
-            progress.update(task, advance=1, description=text)
-            if not console.is_terminal:
-                print(text, file=sys.stderr, flush=True)
+            step(text)
     return measurement
 
 

@@ -19,19 +19,16 @@ examples:
 
 import argparse
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tributary import bench, mpi, plot, tuning
 from tributary.cli import arguments, output
 from tributary.cli import bench as bench_command
+from tributary.cli.progress import steps
 from tributary.errors import UserError
 
 HELP = "measure what is best on this machine, and keep it"
@@ -128,29 +125,6 @@ def _job(parsed: argparse.Namespace) -> bench.Job:
     return job
 
 
-@contextmanager
-def _progress(title: str, total: int) -> Iterator[Any]:
-    """A bar on standard error, or lines where that is no terminal: call it with a text for each step done."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task(title, total=total)
-
-        def step(text: str) -> None:
-            progress.update(task, advance=1, description=text)
-            if not console.is_terminal:
-                print(text, file=sys.stderr, flush=True)
-
-        yield step
-
-
 def _selected(parsed: argparse.Namespace) -> list[tuning.Finding]:
     """What the file knows of this machine and the arguments name."""
     found = tuning.of_this_machine(tuning.read(tuning.path()))
@@ -182,7 +156,7 @@ def fill(parsed: argparse.Namespace, console: Console) -> None:
     job.settings["TRIB_TUNE_BUDGET_MS"] = str(parsed.budget)
     measurement = bench.Measurement(job)
     collectives = len(bench.COLLECTIVES) if job.collective == "all" else 1
-    with _progress(f"{job.mpi}, {job.ranks} ranks", len(job.sizes) * collectives) as step:
+    with steps(f"{job.mpi}, {job.ranks} ranks", len(job.sizes) * collectives) as step:
         for tuned in tuning.fill(job, measurement):
             step(
                 f"{tuned.collective} {arguments.bytes_text(tuned.bytes)}B: {tuned.seconds * 1000:.0f} ms"
@@ -305,7 +279,7 @@ def _check(parsed: argparse.Namespace, console: Console) -> None:
             f"nothing to check: {tuning.path()} has no findings for {parsed.ranks} ranks on this machine; `trib tune` measures some"
         )
     checks: list[tuning.Check] = []
-    with _progress(f"{parsed.ranks} ranks", len(findings)) as step:
+    with steps(f"{parsed.ranks} ranks", len(findings)) as step:
         for f in findings:
             job = _job(parsed)
             job.batch_ms = 10
