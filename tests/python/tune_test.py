@@ -57,6 +57,7 @@ def test_errors_name_argument_and_accepted_values(trib: Trib, file: Path) -> Non
     for words, texts in {
         ("magic",): ("COLLECTIVE", "magic", "allreduce", "all"),
         ("all", "--memory", "rom"): ("--memory", "host, cuda"),
+        ("--show", "--mpi", "nompi"): ("--mpi", "mpich"),
         ("all", "--budget", "60001"): ("--budget", "60000"),
         ("all", "--budget", "0"): ("--budget", "1 or more"),
         ("all", "--sizes", "4:"): ("--sizes",),

@@ -97,6 +97,7 @@ def _check_arguments(parsed: argparse.Namespace) -> None:
         raise UserError(f"--budget: {parsed.budget} is more than {_MOST_MS} milliseconds")
     if parsed.plot and parsed.plot.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"--plot: {parsed.plot}: accepted suffixes: .png, .svg, .pdf")
+    arguments.check_mpi(parsed.mpi)
     if (parsed.plot or parsed.json) and not (parsed.show or parsed.check):
         option = "--plot" if parsed.plot else "--json"
         raise UserError(f"{option}: with --show or --check only")
