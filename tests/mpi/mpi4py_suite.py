@@ -12,7 +12,9 @@ import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import launch
 
@@ -40,10 +42,23 @@ def source(folder: Path, version: str) -> Path | None:
 
 
 def outcome(output: str) -> list[str]:
-    """Say how each rank ended, and which tests did not pass. Lines of ranks may run into each other."""
+    """Say how each rank ended, and which tests did not pass."""
     return sorted(
         re.findall(r"(?:FAIL|ERROR): \S+ \S+|Ran \d+ tests|\bOK\b|FAILED \(.*?\)", output)
     )
+
+
+# Launchers run the lines of ranks into each other, so that each rank writes to a file of its own. It is the
+# process itself that does: what it says as it ends belongs to the outcome, too.
+TO_FILES = ["sh", "-c", 'folder=$0; exec "$@" >"$folder/$$" 2>&1']
+
+
+def run(mpi: launch.Mpi, ranks: int, command: list[str], **options: Any) -> launch.Result:
+    with tempfile.TemporaryDirectory() as folder:
+        result = launch.run(mpi, ranks, [*TO_FILES, folder, *command], timeout=400, **options)
+        texts = [path.read_text(errors="replace") for path in sorted(Path(folder).iterdir())]
+    result.output += "\n".join(texts)
+    return result
 
 
 def main() -> int:
@@ -67,8 +82,8 @@ def main() -> int:
             command[-len(names) :] = names = [
                 "test_cco_buf"
             ]  # MPICH is very slow with more ranks than cores
-        plain = launch.run(mpi, ranks, command, preload=None, env=env, timeout=400)
-        ours = launch.run(mpi, ranks, command, env=env | {"TRIB_STATS": "1"}, timeout=400)
+        plain = run(mpi, ranks, command, preload=None, env=env)
+        ours = run(mpi, ranks, command, env=env | {"TRIB_STATS": "1"})
         served = set(
             re.findall(
                 r"^  (i?(?:all)?reduce(?:_scatter(?:_block)?)?(?:_init)?) .*$",
