@@ -482,7 +482,7 @@ def plan(
     rank_environment = dict(settings or {})
     if preload:
         own = os.environ.get("LD_PRELOAD", "")
-        library = str(tree.need_preload_library(abi))
+        library = tree.preloads(abi, {**os.environ, **rank_environment})
         rank_environment["LD_PRELOAD"] = f"{library}:{own}" if own else library
     made = Plan(linked, abi, vendor, None, rank_environment=rank_environment)
 

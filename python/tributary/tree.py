@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,10 @@ def _find(names: list[str]) -> Path | None:
 
 def preload_library(abi: str) -> Path | None:
     """The library for LD_PRELOAD, or None if it was not built."""
-    file = f"libtributary_{abi}.so"
+    return _library(f"libtributary_{abi}.so")
+
+
+def _library(file: str) -> Path | None:
     return _find([f"lib/{file}", f"lib/*-linux-gnu/{file}", f"lib64/{file}"])
 
 
@@ -66,6 +70,17 @@ def need_preload_library(abi: str) -> Path:
             + f"; looked below {', '.join(map(str, _homes()))}. `make build` builds it; TRIB_HOME names another place"
         )
     return path
+
+
+def preloads(abi: str, settings: Mapping[str, str]) -> str:
+    """What LD_PRELOAD is to hold for ranks with these settings."""
+    libraries = [need_preload_library(abi)]
+    if settings.get("TRIB_SHARED_HEAP") == "1":
+        heap = _library("libtributary_heap.so")
+        if heap is None:
+            raise UserError("TRIB_SHARED_HEAP=1 needs libtributary_heap.so, which is not there; `make build` builds it")
+        libraries.append(heap)
+    return ":".join(map(str, libraries))
 
 
 def _ask(settings: dict[str, str] | None = None) -> dict[str, Any]:

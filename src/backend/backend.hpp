@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "backend/reduce.hpp"
+#include "backend/shared_heap.hpp"
 #include "base/bootstrap.hpp"
 #include "base/config.hpp"
 #include "base/error.hpp"
@@ -37,6 +38,12 @@ struct Signature {
   std::int8_t declined = -1;  ///< a Decline, or -1
 };
 
+/// A peer's buffers, in this process's addresses.
+struct MappedBuffers {
+  void* in = nullptr;
+  void* out = nullptr;
+};
+
 /// One call, ready to launch.
 struct Arguments {
   Signature signature;
@@ -58,6 +65,7 @@ struct Arguments {
   /// side, instead of a piece of each of `chunk_begin`'s chunks.
   bool is_contiguous = false;
   Store store = Store::cached;  ///< for results
+  const MappedBuffers* mapped = nullptr;  ///< of each rank, for schedules that need them
   // Devices.
   int blocks = 1, threads = 1;  ///< of the kernel (threads: of a stage); equal on all ranks
   int linger = 0;  ///< microseconds that a kernel may wait for the next call like this one
@@ -82,7 +90,16 @@ struct Card {
   /// Another call that waits on a device is under way in the same process.
   bool is_contended = false;
   bool is_ready = false;  ///< the device's driver is in use here
+  /// Where the buffers are in the rank's SharedHeap.
+  std::uint64_t in_at = SharedHeap::kNowhere, out_at = SharedHeap::kNowhere;
 };
+
+/// What ranks may meet for before calls.
+enum class Occasion : std::uint8_t {
+  devices,  ///< some use a device: before every call
+  heaps,    ///< some have buffers in shared heaps: before calls that could do with these
+};
+inline constexpr int kOccasions = 2;
 
 /// What a channel of the host has room for, in each of its windows (backend/host/channel.hpp).
 struct Room {
@@ -151,10 +168,10 @@ class HostChannel {
   /// A rank that has not come yet, or -1. Throws Error if one announced something else.
   virtual int absent() = 0;
   virtual Card card(int rank) const = 0;
-  /// Asks all ranks to meet before every call from some call on, the same for all.
-  virtual void ask_for_meetings() = 0;
+  /// Asks all ranks to meet before calls from some call on, the same for all.
+  virtual void ask_for_meetings(Occasion occasion) = 0;
   /// Whether it has come to that at the call that begins.
-  virtual bool is_time_to_meet() const = 0;
+  virtual bool is_time_to_meet(Occasion occasion) const = 0;
 };
 
 /// Flags, scratch and sequence numbers on devices.

@@ -235,6 +235,8 @@ const std::vector<Setting>& settings() {
              "who drives nonblocking and started persistent reductions: auto: calls into MPI, and a thread where a rank makes none for a millisecond; thread: a thread all the time; calls: calls alone"),
       choice("TRIB_GPU_AWARE_MPI", &Config::gpu_aware_mpi, {"auto", "0", "1"}, false,
              "whether the MPI may have buffers on a GPU, in any call that is left to it: 1: it gets them as they are; 0: it gets copies in host memory; auto: as the MPI says of itself"),
+      choice("TRIB_SHARED_HEAP", &Config::shared_heap, {"auto", "0", "1"}, false,
+             "what lies in memory that peers map, so that large reductions take one pass: 1: large blocks from malloc and its like, and from MPI_Alloc_mem; auto: from MPI_Alloc_mem; 0: nothing"),
       choice("TRIB_LOG", &Config::log, {"off", "error", "warn", "info", "trace"}, false, "what is written to standard error"),
       choice("TRIB_STATS", &Config::stats, {"0", "1"}, false, "1: rank 0 prints at the end what was served and what was left to the MPI, averages over the ranks"),
   };

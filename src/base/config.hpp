@@ -56,6 +56,11 @@ struct Config {
     no,
     yes
   } gpu_aware_mpi = GpuAware::automatic;  ///< TRIB_GPU_AWARE_MPI=auto|0|1
+  enum class SharedHeap : int {
+    automatic,
+    no,
+    yes
+  } shared_heap = SharedHeap::automatic;  ///< TRIB_SHARED_HEAP=auto|0|1
   enum class Log : int { off, error, warn, info, trace } log = Log::warn;  ///< TRIB_LOG
   bool stats = false;                                                      ///< TRIB_STATS
 };

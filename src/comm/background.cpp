@@ -188,7 +188,9 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
     bootstrap_.exchange(&mine, all.data(), 1);
     return true;
   }
-  const Route route = task.meets_ ? Route::staged : Route::host;
+  const Route route = task.meets_              ? Route::staged
+                      : !task.mapped_.empty() ? Route::mapped
+                                              : Route::host;
   const Choice choice = way && !task.meets_ ? *way : sketch.choose(plan, route, group_.findings());
   const Schedule& schedule = group_.schedule(request.collective, choice, request.root);
   const std::size_t longest = sketch.longest_chunk_of(plan, schedule.chunks);
@@ -280,7 +282,7 @@ bool Background::launch(Lane& lane, Task& task) {
       devices_.channel->look_ahead();
     }
   }
-  Route route = Route::host;
+  Route route = task.mapped_.empty() ? Route::host : Route::mapped;
   if (task.meets_) {
     lane.absent = lane.channel->absent();
     if (lane.absent >= 0) return false;
@@ -291,6 +293,7 @@ bool Background::launch(Lane& lane, Task& task) {
   Path& path = lane.plans.path(*lane.plan, route, *task.findings_, devices_.channel.get());
   path.arguments.in = task.in_;
   path.arguments.out = task.out_;
+  path.arguments.mapped = task.mapped_.data();
   lane.loaded = path.loaded;
   ++path.loaded->calls;
   path.loaded->bytes += task.bytes_;

@@ -46,6 +46,7 @@ class Task {
   std::size_t bytes_ = 0;               // of the vector
   bool is_on_host_ = false;             // persistent: its buffers are
   bool meets_ = false;                  // ranks meet before it: its buffers may be on devices
+  std::vector<MappedBuffers> mapped_;   // persistent: of all ranks, for Route::mapped; or empty
   DeviceCall call_;                     // from then on
   const Findings* findings_ = nullptr;  // when it was asked for
   Lane* lane_ = nullptr;

@@ -78,9 +78,10 @@ inline void Communicator::run_checked(const Request& request) {
     plan.seen_in = request.in;
     plan.seen_out = request.out;
   }
-  if (!meets_) meets_ = channel_->is_time_to_meet();
+  if (!meets_) meets_ = channel_->is_time_to_meet(Occasion::devices);
   if (meets_ || devices_.are_in_use) [[unlikely]]
     return run_with_devices(request, plan);
+  if (plan.is_mappable && run_mapped(request, plan)) return;
   run_path(plans_->path(plan, Route::host, group_.findings()), plan, Route::host, request.in,
            request.out);
 }
@@ -97,7 +98,7 @@ void Communicator::run_path(Path& path, Plan& plan, Route route, const void* in,
   path.arguments.in = in;
   path.arguments.out = out;
   Loaded& loaded = *path.loaded;
-  last_algorithm_ = loaded.algorithm->name.data();
+  last_algorithm_ = loaded.algorithm.c_str();
   ++loaded.calls;
   loaded.bytes += plan.bytes;
   const int spin = route == Route::device ? kFirstSpinDevice : spin_;
@@ -110,6 +111,78 @@ void Communicator::run_path(Path& path, Plan& plan, Route route, const void* in,
   }
 }
 
+// ------------------------------------------------------------------------------------ mapped buffers
+
+/// False: not all ranks' buffers are mapped by all.
+bool Communicator::run_mapped(const Request& request, Plan& plan) {
+  if (heaps_are_refused_) return false;
+  const Card card = heap_card(request, plan);
+  if (!maps_) {
+    // Until all ranks know of it, as if there were no such buffers.
+    maps_ = channel_->is_time_to_meet(Occasion::heaps);
+    if (!maps_) {
+      if (card.in_at != SharedHeap::kNowhere) channel_->ask_for_meetings(Occasion::heaps);
+      return false;
+    }
+  }
+  meet(card);
+  if (!map(plan, [&](int rank) { return channel_->card(rank); }, mapped_)) return false;
+  Path& path = plans_->path(plan, Route::mapped, group_.findings());
+  path.arguments.mapped = mapped_.data();
+  run_path(path, plan, Route::mapped, request.in, request.out);
+  return true;
+}
+
+/// Where this rank's buffers are, if peers may read and write both.
+Card Communicator::heap_card(const Request& request, const Plan& plan) const {
+  Card card;
+  SharedHeap& heap = SharedHeap::get();
+  if (!heap.has(request.in)) return card;
+  const std::size_t out_bytes = plan.out_bytes_of(group_.rank);
+  const auto begin = reinterpret_cast<std::uintptr_t>(request.in);
+  const auto out = reinterpret_cast<std::uintptr_t>(request.out);
+  const bool has_out = request.out != nullptr && out_bytes > 0;
+  // A scattered result in place lies over what peers have yet to read.
+  const bool is_in_place = has_out && out < begin + plan.bytes && begin < out + out_bytes;
+  if (is_in_place && is_scatter(request.collective)) return card;
+  if (has_out) {
+    card.out_at = heap.offset_of(request.out, out_bytes);
+    if (card.out_at == SharedHeap::kNowhere) return card;
+  }
+  card.in_at = heap.offset_of(request.in, plan.bytes);
+  return card;
+}
+
+/// Fills `mapped`, alike on all ranks. Collective where heaps are mapped first. False: not all
+/// buffers can be.
+template <class CardOf>
+bool Communicator::map(const Plan& plan, CardOf&& card_of, std::vector<MappedBuffers>& mapped) {
+  if (heaps_are_refused_) return false;
+  for (int rank = 0; rank < group_.size; ++rank)
+    if (card_of(rank).in_at == SharedHeap::kNowhere) return false;
+  if (!heaps_) {
+    std::string why;
+    heaps_ = PeerHeaps::open(*bootstrap_, why);
+    if (!heaps_) {
+      heaps_are_refused_ = true;
+      if (group_.rank == 0)
+        log_once(Config::Log::warn, "buffers in shared heaps are reduced like others: " + why);
+      return false;
+    }
+  }
+  mapped.resize(static_cast<std::size_t>(group_.size));
+  for (int rank = 0; rank < group_.size; ++rank) {
+    const Card card = card_of(rank);
+    MappedBuffers& its = mapped[static_cast<std::size_t>(rank)];
+    its.in = heaps_->at(rank, card.in_at, plan.bytes);
+    its.out = heaps_->at(rank, card.out_at, plan.out_bytes_of(rank));
+    if (its.in == nullptr) return false;
+  }
+  return true;
+}
+
+// ------------------------------------------------------------------------------------------ devices
+
 /// Some rank uses a device: where the buffers are decides, all ranks' together.
 void Communicator::run_with_devices(const Request& request, Plan& plan) {
   DeviceCall call;
@@ -118,7 +191,8 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
   Route route = Route::host;
   if (!meets_) {
     // Peers do not know yet that there are devices: until they do, as if there were none.
-    if (is_beyond_host(card.in) || is_beyond_host(card.out)) channel_->ask_for_meetings();
+    if (is_beyond_host(card.in) || is_beyond_host(card.out))
+      channel_->ask_for_meetings(Occasion::devices);
   } else {
     route = meet(card, request, plan);
     if (route == Route::device && !devices_.channel) {
@@ -152,7 +226,7 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
   staged_out_.trim();
 }
 
-Route Communicator::meet(const Card& card, const Request& request, const Plan& plan) {
+void Communicator::meet(const Card& card) {
   channel_->present(card);
   if (devices_.channel) devices_.channel->look_ahead();
   const auto step = [&](int polls) {
@@ -164,6 +238,10 @@ Route Communicator::meet(const Card& card, const Request& request, const Plan& p
     return absent < 0 ? kDone : absent;
   };
   if (step(spin_) != kDone) wait_slowly(step, [] { return 0; });
+}
+
+Route Communicator::meet(const Card& card, const Request& request, const Plan& plan) {
+  meet(card);
   // Kernels of copy engines' calls see a slice at a time.
   std::uint64_t elements = plan.signature.count;
   if (elements > kMostElements &&
@@ -307,8 +385,9 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request, const Hints&
       return missing < 0 ? kDone : missing;
     };
     if (step(1) != kDone) wait_slowly(step, [] { return 0; });
-    task->meets_ = settle_on_device(task->request_);
-    const std::optional<Choice> way = tune_for(task->request_, task->meets_, hints);
+    settle(*task);
+    std::optional<Choice> way;
+    if (task->mapped_.empty()) way = tune_for(task->request_, task->meets_, hints);
     task->findings_ = &group_.findings();
     if (!background_)
       background_ = std::make_unique<Background>(group_, *channel_, *bootstrap_, devices_);
@@ -324,22 +403,37 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request, const Hints&
   return task;
 }
 
-/// Collective: whether a persistent reduction, whose buffers stay where they are, may run on the
-/// ranks' devices.
-bool Communicator::settle_on_device(const Request& request) {
+/// What ranks tell each other of a persistent reduction, whose buffers stay where they are.
+struct Communicator::Part {
+  Card card;
+  bool can_serve;  ///< on a device
+};
+
+/// Collective: finds out where a persistent reduction is to run.
+void Communicator::settle(Task& task) {
+  const Request& request = task.request_;
   if (!devices_.are_in_use && devices_.backend != nullptr)
     devices_.are_in_use = devices_.backend->is_in_use();
   DeviceCall none;
-  struct Part {
-    Card card;
-    bool can_serve;
-  };
   const Plan& plan = plans_->find(request);
-  const Part mine{devices_.card(request, none), devices_.can_serve(request, plan.signature.count)};
+  Part mine{devices_.card(request, none), devices_.can_serve(request, plan.signature.count)};
+  if (plan.is_mappable) {
+    const Card card = heap_card(request, plan);
+    mine.card.in_at = card.in_at;
+    mine.card.out_at = card.out_at;
+  }
   std::vector<Part> all(static_cast<std::size_t>(group_.size));
   bootstrap_->exchange(&mine, all.data(), sizeof mine);
+  task.meets_ = settle_on_device(request, plan, all);
+  const auto card_of = [&](int rank) { return all[static_cast<std::size_t>(rank)].card; };
+  if (task.meets_ || !plan.is_mappable || !map(plan, card_of, task.mapped_)) task.mapped_.clear();
+}
+
+/// Collective: whether it may run on the ranks' devices.
+bool Communicator::settle_on_device(const Request& request, const Plan& plan,
+                                     const std::vector<Part>& parts) {
   bool is_any_beyond = false;
-  for (const Part& part : all) {
+  for (const Part& part : parts) {
     for (const Memory memory : {part.card.in, part.card.out}) {
       is_any_beyond = is_any_beyond || is_beyond_host(memory);
       if (memory == Memory::host || memory == Memory::distant) return false;

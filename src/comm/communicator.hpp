@@ -104,12 +104,19 @@ class Communicator {
   void dismiss(std::unique_ptr<Task> task);
 
  private:
+  struct Part;
   void run_checked(const Request& request);
   void run_path(Path& path, Plan& plan, Route route, const void* in, void* out);
+  bool run_mapped(const Request& request, Plan& plan);
   void run_with_devices(const Request& request, Plan& plan);
+  void meet(const Card& card);
   Route meet(const Card& card, const Request& request, const Plan& plan);
   void open_device(const Request& request);
-  bool settle_on_device(const Request& request);
+  void settle(Task& task);
+  bool settle_on_device(const Request& request, const Plan& plan, const std::vector<Part>& parts);
+  Card heap_card(const Request& request, const Plan& plan) const;
+  template <class CardOf>
+  bool map(const Plan& plan, CardOf&& card_of, std::vector<MappedBuffers>& mapped);
   bool reserve_copies(Plan& plan);
   void adopt(Key::Place place);
   void reserve_data(Plan& plan, Route route);
@@ -138,6 +145,10 @@ class Communicator {
   std::unique_ptr<HostChannel> channel_;
   Devices devices_;
   bool meets_ = false;   // ranks meet before every call: some use a device
+  bool maps_ = false;    // ranks meet before calls for Route::mapped: some have such buffers
+  bool heaps_are_refused_ = false;  // ranks cannot map each other's heaps
+  std::unique_ptr<PeerHeaps> heaps_;
+  std::vector<MappedBuffers> mapped_;  // of the call under way
   std::string failure_;  // why it is unusable; empty: it is not
   const char* last_algorithm_ = "none";
   std::unique_ptr<Plans> plans_;

@@ -84,6 +84,7 @@ void Plans::make(Plan& plan, const Request& request) const {
   signature.hash = hash;
 
   for (Path& path : plan.paths) path.is_made = false;
+  plan.is_mappable = mapped_choice(key_of(plan, Route::mapped), group_.config).has_value();
   plan.is_made = true;
 }
 
@@ -91,7 +92,7 @@ Loaded& Plans::load(const Request& request, const Choice& choice, DeviceChannel*
   Loaded& loaded = programs_[{request.collective, choice.algorithm, request.root, choice.reach,
                               device != nullptr, choice.engine}];
   if (loaded.program) return loaded;
-  loaded.algorithm = choice.algorithm;
+  loaded.algorithm = (choice.reach == Reach::map ? "mapped_" : "") + std::string(choice.algorithm->name);
   loaded.collective = request.collective;
   if (device != nullptr) {
     const Shape shape = group_.shape(request.collective, request.root);
@@ -123,6 +124,7 @@ Key Plans::key_of(const Plan& plan, Route route) const {
 }
 
 Choice Plans::choose(const Plan& plan, Route route, const Findings& findings) const {
+  if (route == Route::mapped) return mapped_choice(key_of(plan, route), group_.config).value();
   return select(key_of(plan, route), group_.config, &findings);
 }
 
@@ -195,6 +197,12 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
     return true;
   }
   const std::size_t longest = std::max(arguments.longest * element, std::size_t{1});
+  if (choice.reach == Reach::map) {  // in one pass
+    arguments.slice = std::max<std::size_t>(arguments.longest, 1);
+    arguments.is_large = arguments.is_contiguous = false;
+    arguments.store = plan.bytes >= kStreamBytes ? Store::stream : Store::cached;
+    return true;
+  }
   std::size_t slice = std::min(path.choice.slice_bytes, longest);
   arguments.is_large = slice > fit(false) && !has_no_data_;
   slice = std::min(slice, fit(arguments.is_large));
@@ -224,7 +232,7 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
 void Plans::add_served(Form form, std::vector<Served>& rows) const {
   for (const auto& [key, loaded] : programs_)
     if (loaded.calls > 0)
-      rows.push_back({loaded.collective, form, loaded.algorithm->name.data(), loaded.calls,
+      rows.push_back({loaded.collective, form, loaded.algorithm, loaded.calls,
                       loaded.bytes, loaded.seconds});
 }
 

@@ -55,12 +55,14 @@ struct Group {
   std::vector<std::unique_ptr<const Findings>> all_findings_;
 };
 
-/// Where a call runs. Staged: on the host, although buffers are on a device.
-enum class Route : std::uint8_t { host, staged, device };
+/// Where a call runs. Staged: on the host, although buffers are on a device. Mapped: on the host,
+/// where ranks have mapped each other's buffers.
+enum class Route : std::uint8_t { host, staged, device, mapped };
+inline constexpr int kRoutes = 4;
 
 /// A lowered schedule on a channel, and what it has served.
 struct Loaded {
-  const Algorithm* algorithm = nullptr;
+  std::string algorithm;  ///< for people
   Collective collective{};
   std::size_t chunks = 1;
   std::unique_ptr<Program> program;
@@ -72,7 +74,7 @@ struct Loaded {
 struct Served {
   Collective collective;
   Form form;
-  const char* algorithm;
+  std::string algorithm;
   std::uint64_t calls, bytes;
   double seconds;
 };
@@ -93,11 +95,18 @@ struct Plan {
   std::size_t bytes = 0;      // of the vector
   std::size_t out_bytes = 0;  // of this rank's result
   Signature signature;
-  std::array<Path, 3> paths;      // by Route, made when they are needed first
+  std::array<Path, kRoutes> paths;  // by Route, made when they are needed first
+  bool is_mappable = false;         // Route::mapped is for it, if the buffers are
   const void* seen_in = nullptr;  // the buffers of the last call, which used no device
   const void* seen_out = nullptr;
 
   bool is_for(const Request& other, int size) const;
+  /// Of `rank`'s result.
+  std::size_t out_bytes_of(int rank) const {
+    return is_scatter(request.collective)
+               ? counts[static_cast<std::size_t>(rank)] * trib::bytes(request.dtype)
+               : bytes;
+  }
 };
 
 /// The plans and programs of one channel of the host and, for blocking calls, of one of a device.

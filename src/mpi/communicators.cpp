@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "mpi/communicators.hpp"
 
+#include <dlfcn.h>
+
 #include <cstring>
 
 #include "base/error.hpp"
@@ -63,6 +65,11 @@ const Settings& read_settings_once() {
     int rank = -1;
     if (is_world_running()) library().Comm_rank(MPI_COMM_WORLD, &rank);
     set_log(result.config.log, rank);
+    if (result.config.shared_heap == Config::SharedHeap::yes && rank <= 0 &&
+        dlsym(RTLD_DEFAULT, "trib_heap") == nullptr)
+      log(Config::Log::warn,
+          "TRIB_SHARED_HEAP=1, but libtributary_heap.so is not preloaded: only memory from "
+          "MPI_Alloc_mem is shared; trib run preloads it, and trib preload prints its path");
     return result;
   }());
 

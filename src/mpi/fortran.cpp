@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 
+#include "mpi/allocations.hpp"
 #include "mpi/intercept.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
@@ -192,5 +193,15 @@ void mpi_finalize_(int* ierror) {
   trib::mpi::finalize_fortran(original, ierror);
 }
 TRIB_ALIASES(mpi_finalize, MPI_FINALIZE, (int*))
+
+#define TRIB_FREE_MEM(name, ...)                                    \
+  void name(void* block, int* ierror) {                             \
+    static constinit FortranFunction original(__VA_ARGS__);         \
+    if (!trib::mpi::free_shared(block)) return original(block, ierror); \
+    if (ierror) *ierror = MPI_SUCCESS;                              \
+  }
+TRIB_FREE_MEM(mpi_free_mem_, TRIB_SPELLINGS(mpi_free_mem, MPI_FREE_MEM))
+TRIB_ALIASES(mpi_free_mem, MPI_FREE_MEM, (void*, int*))
+TRIB_FREE_MEM(mpi_free_mem_f08_, {"mpi_free_mem_f08_", nullptr, nullptr, nullptr})
 }
 #endif  // TRIB_MPI_OPENMPI

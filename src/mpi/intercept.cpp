@@ -4,6 +4,7 @@
 // on as they came.
 #include "mpi/intercept.hpp"
 
+#include "mpi/allocations.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
 #include "mpi/requests.hpp"
@@ -80,6 +81,23 @@ int barrier(Word comm) {
   const int status = mpi.call(Entry::Barrier, comm);
   Background::progress_all();
   return status;
+}
+
+int alloc_mem(Word bytes, Word info, Word base) {
+  const Library& mpi = library();
+  // Hints are the MPI's business.
+  if (mpi.is_ours && bytes > 0 && base != 0 && from_word<MPI_Info>(info) == MPI_INFO_NULL)
+    if (void* const block = allocate_shared(static_cast<std::size_t>(bytes))) {
+      *reinterpret_cast<void**>(base) = block;
+      return MPI_SUCCESS;
+    }
+  return mpi.call(Entry::Alloc_mem, bytes, info, base);
+}
+
+int free_mem(Word block) {
+  const Library& mpi = library();
+  if (mpi.is_ours && free_shared(reinterpret_cast<void*>(block))) return MPI_SUCCESS;
+  return mpi.call(Entry::Free_mem, block);
 }
 
 /// A function of prototypes.hpp.
@@ -251,6 +269,10 @@ TRIB_REQUESTS(Request_get_status_some,
 #endif
 
 TRIB_REPLACE(MPI_Barrier, (Word comm), return trib::mpi::barrier(comm))
+
+TRIB_REPLACE(MPI_Alloc_mem, (Word bytes, Word info, Word base),
+             return trib::mpi::alloc_mem(bytes, info, base))
+TRIB_REPLACE(MPI_Free_mem, (Word block), return trib::mpi::free_mem(block))
 
 #define TRIB_WORDS_5 a, b, c, d, e
 #define TRIB_WORDS_6 TRIB_WORDS_5, f

@@ -26,7 +26,7 @@ namespace trib::mpi {
   X(Start) X(Startall) X(Wait) X(Waitall) X(Waitany) X(Waitsome) X(Test) X(Testall) X(Testany) X(Testsome)\
   X(Request_free) X(Cancel) X(Request_get_status)                                                         \
   X(Request_get_status_all) X(Request_get_status_any) X(Request_get_status_some)                          \
-  X(Barrier)                                                                                              \
+  X(Barrier) X(Alloc_mem) X(Free_mem)                                                                     \
   X(Comm_dup) X(Comm_dup_with_info) X(Comm_split) X(Comm_split_type) X(Comm_create)                       \
   X(Cart_create) X(Cart_sub)
 

@@ -443,10 +443,63 @@ class Lowering {
   std::vector<std::set<int>> readers_, attached_readers_;
 };
 
+/// Every signal becomes the flag of a slot without payload, and every wait one for that slot.
+std::vector<Schedule> number_signals(const std::vector<Schedule>& all) {
+  const std::size_t size = all.size();
+  std::vector<Schedule> numbered = all;
+  std::vector<std::vector<Slot>> slots(size);
+  std::vector<std::set<int>> readers(size);
+  std::map<std::pair<int, int>, std::vector<int>> sent;  // from, to: slots, in order
+  int flags = 0;
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    for (Step& step : numbered[rank].steps) {
+      if (step.verb != Verb::signal) continue;
+      step.slot = static_cast<int>(slots[rank].size());
+      slots[rank].push_back({});
+      for (const int peer : step.peers)
+        sent[{static_cast<int>(rank), peer}].push_back(step.slot);
+      step.peers.clear();
+    }
+    flags = std::max(flags, static_cast<int>(slots[rank].size()));
+  }
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    std::map<int, std::size_t> taken;
+    for (Step& step : numbered[rank].steps) {
+      if (step.verb != Verb::wait) continue;
+      const int peer = step.peers[0];
+      const std::vector<int>& theirs = sent[{peer, static_cast<int>(rank)}];
+      const std::size_t next = taken[peer]++;
+      if (next >= theirs.size())
+        throw Error(Code::internal, "lower: rank " + std::to_string(rank) + " waits for ever");
+      step.slot = theirs[next];
+      readers[static_cast<std::size_t>(peer)].insert(static_cast<int>(rank));
+    }
+  }
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    Schedule& schedule = numbered[rank];
+    schedule.is_lowered = true;
+    schedule.is_mapped = true;
+    schedule.slots = slots;
+    schedule.flags = flags;
+    schedule.readers.assign(readers[rank].begin(), readers[rank].end());
+  }
+  return numbered;
+}
+
 }  // namespace
 
+bool is_without_scratch(const std::vector<Schedule>& all) {
+  const auto is_scratch = [](const Location& at) { return at.buffer == Buffer::scratch; };
+  for (const Schedule& schedule : all)
+    for (const Step& step : schedule.steps)
+      if (std::any_of(step.to.begin(), step.to.end(), is_scratch) ||
+          std::any_of(step.from.begin(), step.from.end(), is_scratch))
+        return false;
+  return true;
+}
+
 std::vector<Schedule> lower(const std::vector<Schedule>& all, const Shape& shape, Reach reach) {
-  return Lowering(all, shape, reach).run();
+  return reach == Reach::map ? number_signals(all) : Lowering(all, shape, reach).run();
 }
 
 }  // namespace trib

@@ -141,7 +141,8 @@ struct Slot {
 /// writes only its own slots, each at most once per run of the schedule, and gives the slot's
 /// signal after that; others wait for the slot before they read it. Backends keep several
 /// generations of the slots (windows), used in turn, so that a signal can be the number of the run:
-/// see verify.hpp for the rules of reuse. With Reach::attach, reads of peers' `in` remain.
+/// see verify.hpp for the rules of reuse. With Reach::attach, reads of peers' `in` remain; with
+/// Reach::map, all that the direct form does.
 struct Schedule {
   int chunks = 1;
   std::vector<Step> steps;
@@ -160,6 +161,7 @@ struct Schedule {
   /// Whether this rank may overwrite a part of `in` that an attached reader still needs if `out`
   /// aliases `in`. The backend then offers its peers a copy of `in`.
   bool endangers_input = false;
+  bool is_mapped = false;  ///< peers' `in` and `out` are read and written
 };
 
 /// Writes a schedule step by step.
@@ -190,11 +192,15 @@ class Builder {
   Schedule schedule_;
 };
 
-/// How a backend's ranks reach each other's `in`.
+/// How a backend's ranks reach each other's `in` and `out`.
 enum class Reach : std::uint8_t {
   scratch,  ///< not at all: everything goes through shared scratch
-  attach,   ///< they can read it (cross-memory attach)
+  attach,   ///< they can read `in` (cross-memory attach)
+  map,      ///< they can read and write both (mapped memory)
 };
+
+/// Whether schedules need nothing but the ranks' `in` and `out`: Reach::map is for these.
+bool is_without_scratch(const std::vector<Schedule>& all);
 
 /// What moves the data of a schedule between devices.
 enum class Engine : std::uint8_t {
@@ -206,8 +212,9 @@ enum class Engine : std::uint8_t {
 /// values are folded in which order is untouched. `all[r]` is rank r's schedule for `shape` with
 /// rank = r; the result is indexed alike. In the lowered form `in` of a peer is never read after
 /// that peer may have overwritten it, also where `out` aliases `in`, unless endangers_input says
-/// so: unless shape.in_place, the result is good for calls in place, too. Throws
-/// Error(Code::internal) if the schedules deadlock.
+/// so: unless shape.in_place, the result is good for calls in place, too. With Reach::map the steps
+/// stay as they are, for calls that are in place or not as `shape` says; only signals get numbers.
+/// Throws Error(Code::internal) if the schedules deadlock.
 std::vector<Schedule> lower(const std::vector<Schedule>& all, const Shape& shape, Reach reach);
 
 /// One line per step, for people and tests. Those of all ranks, to be read back: see script.hpp.

@@ -180,7 +180,11 @@ class Verifier {
     }
     if (at.buffer == Buffer::scratch) demand(at.slot >= 0, "no such slot");
     if (!schedule.is_lowered) return;
-    if (is_write || at.buffer == Buffer::out) demand(at.rank == rank, "out of reach");
+    const bool is_own = at.rank == rank;
+    if (schedule.is_mapped)
+      demand(is_own || at.buffer != Buffer::scratch, "out of reach");
+    else if (is_write || at.buffer == Buffer::out)
+      demand(is_own, "out of reach");
     if (at.buffer == Buffer::scratch) {
       demand(at.slot < static_cast<int>(schedule.slots[at.rank].size()), "no such slot");
       const Slot& slot = schedule.slots[at.rank][at.slot];

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -49,6 +50,10 @@ class Findings;
 /// `slice`, `protocol`, `engine` and `blocks`, and where they say nothing, the findings. Throws
 /// Error(Code::argument) where settings contradict each other or name no algorithm.
 Choice select(const Key& key, const Config& config, const Findings* findings = nullptr);
+
+/// For ranks whose buffers lie in memory that all have mapped (Reach::map). Nothing: another way is
+/// asked for by name, or the vector is short, or the bits would not be those that `config` promises.
+std::optional<Choice> mapped_choice(const Key& key, const Config& config);
 
 /// Whether elements are whole numbers or bits: every operator that is defined on them then gives
 /// the same result however contributions are grouped.

@@ -97,7 +97,10 @@ def run(
     variables |= mpi.environment()
     inner = ["env"]
     if preload is not None:
-        inner.append(f"LD_PRELOAD={preload or mpi.preload}")
+        libraries = preload or mpi.preload
+        if (env or {}).get("TRIB_SHARED_HEAP") == "1":
+            libraries += f":{Path(libraries).parent}/libtributary_heap.so"
+        inner.append(f"LD_PRELOAD={libraries}")
     inner += [f"{name}={value}" for name, value in {**WITHOUT_TUNING, **(env or {})}.items()]
     launcher = mpi.command(ranks)
     process = subprocess.Popen(

@@ -8,6 +8,7 @@ import pytest
 from conftest import built_or_skip, wheel_or_skip
 
 from tributary import mpi, tree
+from tributary.cli import main
 from tributary.errors import UserError
 
 Make = Callable[..., Path]
@@ -245,6 +246,23 @@ def test_singletons_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(UserError, match="one rank each"):
         mpi.plan(bench, 2, preload=False)
+
+
+def test_a_shared_heap_is_preloaded_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.delenv("TRIB_SHARED_HEAP", raising=False)
+    only = str(tree.need_preload_library("mpich"))
+    assert mpi.plan(bench, 2, "mpich").rank_environment["LD_PRELOAD"] == only
+    both = f"{only}:{Path(only).with_name('libtributary_heap.so')}"
+    plan = mpi.plan(bench, 2, "mpich", settings={"TRIB_SHARED_HEAP": "1"})
+    assert plan.rank_environment["LD_PRELOAD"] == both
+    monkeypatch.setenv("TRIB_SHARED_HEAP", "1")
+    assert main(["preload", "--mpi", "mpich"]) == 0
+    assert capsys.readouterr().out == both + "\n"
 
 
 @pytest.mark.parametrize("name", ["mpich", "intel", "openmpi", "abi"])

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <new>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,9 +35,44 @@ struct Call {
   bool in_place = false;
   std::uint64_t salt = 0;
   std::size_t misalign = 0;  // elements; the byte offset is this plus one
+  std::uint64_t shared = 0;  // bit r: rank r's buffers lie in the shared heap
 
   /// Returns "" or what was wrong.
   std::string make(Communicator& communicator) const;
+};
+
+/// Bytes, zero at first.
+class Bytes {
+ public:
+  Bytes() = default;
+  ~Bytes() { free(); }
+  Bytes(const Bytes&) = delete;
+  Bytes& operator=(const Bytes&) = delete;
+  void make(std::size_t size, bool is_shared) {
+    free();
+    size_ = size;
+    is_shared_ = is_shared;
+    begin_ = static_cast<std::byte*>(is_shared ? SharedHeap::get().allocate(size, 64)
+                                               : ::operator new(size));
+    if (begin_ == nullptr) throw std::runtime_error("no shared heap");
+    std::memset(begin_, 0, size);
+  }
+  std::byte* data() { return begin_; }
+  const std::byte* data() const { return begin_; }
+  std::byte* begin() { return begin_; }
+  std::byte* end() { return begin_ + size_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  void free() {
+    if (is_shared_)
+      SharedHeap::get().free(begin_);
+    else
+      ::operator delete(begin_);
+  }
+  std::byte* begin_ = nullptr;
+  std::size_t size_ = 0;
+  bool is_shared_ = false;
 };
 
 /// One rank's part in a call: its buffers, filled, and what is to come of them. Guards around the
@@ -57,8 +94,9 @@ class Part {
         call_.collective == Collective::reduce_scatter_block ? length_ : call_.count;
     if (!is_receiver) length_ = 0;
     const std::size_t shift = call_.misalign * sizeof(float);
-    in_.resize(total_ * sizeof(float) + 64);
-    out_.resize(total_ * sizeof(float) + 128);
+    const bool is_shared = (call_.shared >> rank & 1) != 0;
+    in_.make(total_ * sizeof(float) + 64, is_shared);
+    out_.make(total_ * sizeof(float) + 128, is_shared);
     request.collective = call_.collective;
     request.in_place = call_.in_place && is_receiver;
     request.root = call_.root;
@@ -112,7 +150,7 @@ class Part {
   Call call_;
   const int rank_, size_;
   std::size_t total_ = 0, offset_ = 0, length_ = 0;
-  std::vector<std::byte> in_, out_;
+  Bytes in_, out_;
   std::byte *input_ = nullptr, *output_ = nullptr;
 };
 

@@ -99,16 +99,20 @@ void disturb() {
       std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
-TEST(Communicator, StressWithRandomDelays) {
+/// What sets the host backend's `disturb`, or null.
+void (*find_disturb())(void (*)()) {
   host_backend();  // loads the module
   Dl_info core{};
-  ASSERT_NE(dladdr(reinterpret_cast<void*>(&host_backend), &core), 0);
+  if (dladdr(reinterpret_cast<void*>(&host_backend), &core) == 0) return nullptr;
   const std::string file =
       std::filesystem::absolute(core.dli_fname).parent_path() / "trib_backend_host.so";
   void* const module = dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD);
-  ASSERT_NE(module, nullptr) << dlerror();
-  const auto set =
-      reinterpret_cast<void (*)(void (*)())>(dlsym(module, "trib_backend_host_disturb"));
+  if (module == nullptr) return nullptr;
+  return reinterpret_cast<void (*)(void (*)())>(dlsym(module, "trib_backend_host_disturb"));
+}
+
+TEST(Communicator, StressWithRandomDelays) {
+  void (*const set)(void (*)()) = find_disturb();
   ASSERT_NE(set, nullptr);
   set(&disturb);
   // 10^5 calls over a few sizes; every algorithm gets its share through a communicator of its own.
@@ -136,6 +140,66 @@ TEST(Communicator, StressWithRandomDelays) {
     expect_no_errors(errors, std::to_string(size) + " ranks");
   }
   set(nullptr);
+}
+
+/// Calls whose buffers all lie in shared heaps among others, some on the way there: long enough for
+/// one pass, and not.
+TEST(Communicator, MixesCallsWithMappedBuffers) {
+  void (*const set)(void (*)()) = find_disturb();
+  ASSERT_NE(set, nullptr);
+  for (const bool is_disturbed : {false, true}) {
+    set(is_disturbed ? &disturb : nullptr);
+    for (const int size : {2, 3, 5, 8}) {
+      std::atomic<int> mapped{0};
+      const auto errors = run_ranks(size, [&](int, std::unique_ptr<Bootstrap> bootstrap) {
+        Communicator communicator(std::move(bootstrap), Config{});
+        std::mt19937_64 random(31);
+        for (int i = 0; i < test::less_if_sanitized(2000, 400); ++i) {
+          Call call = random_call(random, size, 100000);
+          const auto dice = random() % 4;
+          call.shared = dice == 0 ? 0 : dice == 1 ? random() : ~std::uint64_t{0};
+          const std::string wrong = call.make(communicator);
+          if (std::string_view(communicator.last_algorithm()).starts_with("mapped_")) ++mapped;
+          if (!wrong.empty())
+            throw std::runtime_error("call " + std::to_string(i) + ", " +
+                                     std::string(name(call.collective)) + " by " +
+                                     communicator.last_algorithm() + ": " + wrong);
+        }
+      });
+      expect_no_errors(errors, std::to_string(size) + " ranks");
+      EXPECT_GT(mapped, size * 10);
+    }
+  }
+  set(nullptr);
+}
+
+TEST(Communicator, MapsBuffersOfPersistentReductions) {
+  for (const int size : {2, 3, 5}) {
+    const auto errors = run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+      Communicator communicator(std::move(bootstrap), Config{});
+      std::mt19937_64 random(5);
+      int mapped = 0;
+      for (int i = 0; i < test::less_if_sanitized(60, 20); ++i) {
+        Call call = random_call(random, size, 100000);
+        call.shared = i % 5 == 0 ? 1 : ~std::uint64_t{0};
+        test::Part part(call, rank, size);
+        auto task = communicator.prepare(part.request);
+        if (!task) throw std::runtime_error("no memory");
+        for (std::uint64_t salt = 1; salt < 4; ++salt) {
+          part.fill(salt);
+          communicator.start(*task);
+          communicator.wait(*task);
+          const std::string wrong = part.check();
+          if (!wrong.empty()) throw std::runtime_error("request " + std::to_string(i) + ": " + wrong);
+        }
+        communicator.dismiss(std::move(task));
+      }
+      for (const Served& row : communicator.served())
+        if (row.algorithm == "mapped_two_shot") mapped += static_cast<int>(row.calls);
+      if (mapped == 0) throw std::runtime_error("no buffers were mapped");
+    });
+    expect_no_errors(errors, std::to_string(size) + " ranks");
+  }
 }
 
 TEST(Communicator, LeavesOfAReduceMayRunAhead) {

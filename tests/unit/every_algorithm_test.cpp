@@ -102,6 +102,36 @@ TEST_P(EveryAlgorithm, IsRightAttached) {
   });
 }
 
+TEST_P(EveryAlgorithm, IsRightMapped) {
+  for_each_shape(GetParam(), kMaxSize, [](Shape shape) {
+    for (const bool in_place : {false, true}) {
+      shape.in_place = in_place;
+      if (!is_without_scratch(all_ranks(GetParam(), shape))) continue;
+      VerifiedCall call = lowered_call(GetParam(), shape, Reach::map, in_place, 1);
+      for (const int runs : {1, 2, 5}) {
+        call.runs = runs;
+        EXPECT_EQ(verify(std::vector(runs == 1 ? 6 : 3, call)), "")
+            << describe(GetParam(), shape) << runs << " runs " << (in_place ? "in place" : "");
+      }
+    }
+  });
+}
+
+/// What Route::mapped relies on: one schedule, whether a rank reduces in place or not.
+TEST(TwoShot, NeedsNoScratchWhereBuffersAreMapped) {
+  const Algorithm& two_shot = *find_algorithm("two_shot");
+  for_each_shape(two_shot, 9, [&](Shape shape) {
+    if (!is_reduction(shape.collective)) return;
+    const std::vector<Schedule> all = all_ranks(two_shot, shape);
+    EXPECT_TRUE(is_without_scratch(all));
+    if (is_scatter(shape.collective)) return;  // not in place
+    shape.in_place = true;
+    const std::vector<Schedule> in_place = all_ranks(two_shot, shape);
+    for (std::size_t rank = 0; rank < all.size(); ++rank)
+      EXPECT_EQ(to_string(all[rank]), to_string(in_place[rank]));
+  });
+}
+
 /// Attached peers read `in` itself, which an `out` in the same place overwrites. What is safe must
 /// not depend on the number of ranks or runs, or else a choice by algorithm and collective would
 /// not do.
@@ -134,6 +164,8 @@ TEST_P(EveryAlgorithm, FoldsAlikeHoweverItRuns) {
     EXPECT_EQ(folds(direct_call(GetParam(), shape, true)), expected) << what;
     EXPECT_EQ(folds(lowered_call(GetParam(), shape, Reach::scratch, false, 2)), expected) << what;
     EXPECT_EQ(folds(lowered_call(GetParam(), shape, Reach::attach, false, 1)), expected) << what;
+    if (!is_without_scratch(all_ranks(GetParam(), shape))) return;
+    EXPECT_EQ(folds(lowered_call(GetParam(), shape, Reach::map, false, 1)), expected) << what;
   });
 }
 

@@ -2,7 +2,8 @@
 """Print the path of the preload library, for job scripts.
 
 NAME says which MPI the programs are linked with: mpich (and all that share its ABI, such as Intel MPI), openmpi, or abi
-(the MPI-5 standard ABI, libmpi_abi.so). Without it: that of the mpiexec on PATH.
+(the MPI-5 standard ABI, libmpi_abi.so). Without it: that of the mpiexec on PATH. Where TRIB_SHARED_HEAP=1 is set, the
+library that large blocks of malloc come from is printed as well, behind a colon.
 
 examples:
   LD_PRELOAD=$(trib preload --mpi openmpi) mpiexec -n 4 ./simulation
@@ -10,6 +11,7 @@ examples:
 """
 
 import argparse
+import os
 
 from tributary import mpi, tree
 from tributary.cli import arguments
@@ -36,5 +38,5 @@ def run(parsed: argparse.Namespace) -> int:
             raise UserError(
                 f"no mpiexec is on PATH to go by; say which MPI: --mpi NAME, with NAME one of {', '.join(mpi.NAMES)}"
             )
-    print(tree.need_preload_library(tree.ABI_OF[name]))
+    print(tree.preloads(tree.ABI_OF[name], os.environ))
     return 0

@@ -216,14 +216,16 @@ int Channel::absent() {
 /// A rank may be ahead of another by kWindows runs per reader on the way between them, and there
 /// are at most size_ - 1: by the time a rank starts run meet_from, everyone has left the run in
 /// which it was set, and the credits that say so have carried the store along.
-void Channel::ask_for_meetings() {
+void Channel::ask_for_meetings(Occasion occasion) {
   std::uint64_t none = 0;
   const std::uint64_t from = last_run_ + static_cast<std::uint64_t>(kWindows * size_) + 16;
-  peers_[0].control->meet_from.compare_exchange_strong(none, from, std::memory_order_relaxed);
+  peers_[0].control->meet_from[static_cast<int>(occasion)].compare_exchange_strong(
+      none, from, std::memory_order_relaxed);
 }
 
-bool Channel::is_time_to_meet() const {
-  const std::uint64_t from = peers_[0].control->meet_from.load(std::memory_order_relaxed);
+bool Channel::is_time_to_meet(Occasion occasion) const {
+  const std::uint64_t from =
+      peers_[0].control->meet_from[static_cast<int>(occasion)].load(std::memory_order_relaxed);
   return from != 0 && last_run_ + 1 >= from;
 }
 

@@ -70,9 +70,9 @@ Program::Program(Channel& channel, const Schedule& schedule)
       most_from = std::max(most_from, step.from.size());
       for (const auto* list : {&step.to, &step.from})
         for (const Location& at : *list) {
-          Operand operand{
-              at.buffer, at.buffer == Buffer::in && at.rank != rank_, at.rank, at.chunk, 0, 0, 0,
-              nullptr};
+          const bool is_foreign = at.rank != rank_ && at.buffer != Buffer::scratch;
+          Operand operand{at.buffer, is_foreign && !schedule.is_mapped,
+                          is_foreign && schedule.is_mapped, at.rank, at.chunk, 0, 0, 0, nullptr};
           if (at.buffer == Buffer::scratch) {
             const Slot& slot = schedule.slots[at.rank][at.slot];
             operand.slot_span = slot.span;
@@ -105,8 +105,7 @@ Operation& Program::launch(const Arguments& arguments) {
   element_ = bytes(arguments.dtype);
   stride_ = round_up(arguments.slice * element_, kCacheLine);
   inline_stride_ = round_up(arguments.slice * element_, 16);
-  const bool is_scattered = is_scatter(static_cast<Collective>(arguments.signature.collective));
-  out_origin_ = is_scattered ? arguments.chunk_begin[rank_] : 0;
+  is_scattered_ = is_scatter(static_cast<Collective>(arguments.signature.collective));
   const std::size_t length =
       arguments.is_contiguous ? arguments.chunk_begin[chunks_] : arguments.longest;
   const std::size_t pass =
@@ -272,15 +271,15 @@ inline std::size_t Program::slice_count(int chunk, int span) const {
 /// Where the current run's part of an operand's `index`-th chunk is.
 inline std::byte* Program::address(const Operand& operand, int index) const {
   const int chunk = operand.chunk + index;
-  const auto element = [&](std::size_t origin) { return (slice_begin(chunk) - origin) * element_; };
-  switch (operand.buffer) {
-    case Buffer::in:
-      return static_cast<std::byte*>(const_cast<void*>(arguments_.in)) +
-             element(0);  // NOLINT: only read
-    case Buffer::out:
-      return static_cast<std::byte*>(arguments_.out) + element(out_origin_);
-    default:
-      break;
+  if (operand.buffer != Buffer::scratch) {
+    const MappedBuffers theirs =
+        operand.is_mapped ? arguments_.mapped[operand.rank]
+                          : MappedBuffers{const_cast<void*>(arguments_.in),  // NOLINT: only read
+                                          arguments_.out};
+    const bool is_out = operand.buffer == Buffer::out;
+    const std::size_t origin = is_out && is_scattered_ ? arguments_.chunk_begin[operand.rank] : 0;
+    return static_cast<std::byte*>(is_out ? theirs.out : theirs.in) +
+           (slice_begin(chunk) - origin) * element_;
   }
   if (static_cast<std::size_t>(operand.slot_span) * inline_stride_ <= kInlineBytes)
     return operand.line[static_cast<std::ptrdiff_t>(window_) * channel_.flags_].payload +

@@ -31,6 +31,7 @@ class Program final : public trib::Program, public Operation {
   struct Operand {
     Buffer buffer;
     bool is_remote;  // `in` of a peer, read by cross-memory attach
+    bool is_mapped;  // `in` or `out` of a peer, in mapped memory
     int rank;
     int chunk;
     int slot_span;   // chunks in its slot
@@ -78,7 +79,7 @@ class Program final : public trib::Program, public Operation {
   std::size_t element_ = 0;        // bytes
   std::size_t stride_ = 0;         // bytes of a unit in small or large scratch
   std::size_t inline_stride_ = 0;  // bytes of a unit in a line
-  std::size_t out_origin_ = 0;     // elements before the chunk that `out` starts with
+  bool is_scattered_ = false;      // `out` starts with the rank's chunk
   std::uint64_t first_run_ = 0;    // number of the operation's first run
   long runs_ = 0;
   long tick_ = 0;

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Memory of this process that peers on the same machine can map, for buffers of programs: what lies
+// there is reduced in one pass, straight from the ranks' inputs into their results. It holds what
+// MPI_Alloc_mem gives and, if TRIB_SHARED_HEAP=1, what malloc and its like give (heap/malloc.cpp).
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/bootstrap.hpp"
+
+namespace trib {
+
+/// One file without a name, mapped once, in which blocks of whole pages are handed out. It is as
+/// long as memory is large, and takes as much as is written to it. All functions may be called from
+/// any thread, and before main(): nothing here depends on constructors of static objects.
+class SharedHeap {
+ public:
+  static SharedHeap& get() noexcept;
+
+  /// `alignment`: a power of two. Null: there is no memory to be had. Contents: see `is_zero`.
+  void* allocate(std::size_t bytes, std::size_t alignment, bool* is_zero = nullptr) noexcept;
+  /// In place. False: there is no room behind it.
+  bool grow(void* block, std::size_t bytes) noexcept;
+  void free(void* block) noexcept;
+  /// Bytes from `block` to its end.
+  std::size_t size_of(const void* block) noexcept;
+
+  bool has(const void* pointer) const noexcept {
+    const std::byte* const base = base_.load(std::memory_order_acquire);
+    const auto* const at = static_cast<const std::byte*>(pointer);
+    return base != nullptr && at >= base && at < base + bytes_;
+  }
+  /// Bytes from the heap's start to `pointer`, if `bytes` from there on are one block's; otherwise
+  /// kNowhere. Such a buffer is going to be read by peers: it gets huge pages where the kernel can.
+  std::uint64_t offset_of(const void* pointer, std::size_t bytes) noexcept;
+  static constexpr std::uint64_t kNowhere = 0;  ///< the first page is not handed out
+
+  /// What another process needs to map the heap.
+  struct Offer {
+    std::int32_t pid = 0, fd = -1;
+    std::uint64_t bytes = 0;
+    std::array<std::uint64_t, 2> nonce{};  ///< also the first bytes of the file
+  };
+  /// Makes the heap if there is none. `fd` is negative where it cannot be had.
+  Offer offer() noexcept;
+  std::byte* base() const noexcept { return base_.load(std::memory_order_acquire); }
+
+ private:
+  SharedHeap() = default;
+  bool open() noexcept;
+  bool is_child() const noexcept;
+  void keep_or_return(std::size_t begin, std::size_t end) noexcept;
+  void take(std::size_t begin, std::size_t end) noexcept;
+  static void before_fork() noexcept;
+  static void after_fork_in_parent() noexcept;
+  static void after_fork_in_child() noexcept;
+
+  struct Block {
+    std::size_t end;
+    bool is_settled = false;  // has been offered huge pages
+  };
+  struct Room {
+    std::size_t end;
+    bool is_written;  // may hold what was there before
+  };
+
+  std::mutex mutex_;
+  std::atomic<std::byte*> base_{nullptr};
+  std::size_t bytes_ = 0;
+  int fd_ = -1;
+  bool is_refused_ = false;  // there is no heap and will be none
+  std::array<std::uint64_t, 2> nonce_{};
+  std::size_t kept_ = 0;  // bytes in `rooms_` that are written
+  // By their first byte, counted from the heap's start.
+  std::map<std::size_t, Block> blocks_;
+  std::map<std::size_t, Room> rooms_;
+};
+
+/// The heaps of the ranks of one communicator, mapped here.
+class PeerHeaps {
+ public:
+  /// Collective. Null on all ranks alike if any of them cannot map another's; `why` then says what
+  /// was missing.
+  static std::unique_ptr<PeerHeaps> open(Bootstrap& bootstrap, std::string& why);
+
+  /// `bytes` at `offset` of a rank's heap. Null: they are not in there.
+  std::byte* at(int rank, std::uint64_t offset, std::size_t bytes) const;
+
+ private:
+  struct Mapping;
+  std::vector<std::shared_ptr<Mapping>> mappings_;  // of processes; ranks may share one
+};
+
+}  // namespace trib

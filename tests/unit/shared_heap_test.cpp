@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The shared heap by itself: blocks never overlap, freed memory is found again, children of a fork
+// keep to themselves, and other processes see what is written. communicator_test.cpp reduces in it.
+#include "backend/shared_heap.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "support/sanitizer.hpp"
+
+namespace trib {
+namespace {
+
+SharedHeap& heap() { return SharedHeap::get(); }
+
+std::byte* allocate(std::size_t bytes, std::size_t alignment = 16) {
+  auto* const block = static_cast<std::byte*>(heap().allocate(bytes, alignment));
+  if (block == nullptr) throw std::runtime_error("no memory");
+  return block;
+}
+
+TEST(SharedHeap, BlocksAreAlignedAndDoNotOverlap) {
+  std::mt19937_64 random(3);
+  std::map<std::byte*, std::size_t> blocks;
+  for (int i = 0; i < 3000; ++i) {
+    if (blocks.size() > 40 || (!blocks.empty() && random() % 2 == 0)) {
+      const auto victim = std::next(blocks.begin(), static_cast<long>(random() % blocks.size()));
+      EXPECT_EQ(victim->first[0], victim->first[victim->second - 1]);
+      heap().free(victim->first);
+      blocks.erase(victim);
+      continue;
+    }
+    const std::size_t alignment = std::size_t{16} << random() % 18;
+    const std::size_t bytes = 1 + random() % (random() % 8 == 0 ? 5000000 : 300000);
+    std::byte* const block = allocate(bytes, alignment);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block) % alignment, 0u);
+    EXPECT_TRUE(heap().has(block) && heap().has(block + bytes - 1));
+    EXPECT_GE(heap().size_of(block), bytes);
+    const auto after = blocks.lower_bound(block);
+    if (after != blocks.end()) {
+      EXPECT_LE(block + bytes, after->first);
+    }
+    if (after != blocks.begin()) {
+      const auto& [begin, length] = *std::prev(after);
+      EXPECT_LE(begin + length, block);
+    }
+    block[0] = block[bytes - 1] = static_cast<std::byte>(i);
+    blocks[block] = bytes;
+  }
+  for (const auto& [block, bytes] : blocks) heap().free(block);
+}
+
+TEST(SharedHeap, SaysWhatIsZero) {
+  for (int i = 0; i < 300; ++i) {
+    const std::size_t bytes = 100000u + static_cast<std::size_t>(i) * 40000;
+    bool is_zero = false;
+    auto* const block = static_cast<std::byte*>(heap().allocate(bytes, 16, &is_zero));
+    ASSERT_NE(block, nullptr);
+    for (std::size_t at = 0; is_zero && at < bytes; at += 512) ASSERT_EQ(block[at], std::byte{0});
+    std::memset(block, 0xff, bytes);
+    heap().free(block);
+  }
+}
+
+TEST(SharedHeap, GrowsInPlaceOrNot) {
+  std::byte* const first = allocate(100000);
+  EXPECT_TRUE(heap().grow(first, 1000));
+  EXPECT_TRUE(heap().grow(first, 100000));
+  std::byte* const second = allocate(100000);
+  if (second > first && second < first + 300000) {
+    EXPECT_FALSE(heap().grow(first, 2000000));
+  }
+  heap().free(second);
+  EXPECT_TRUE(heap().grow(first, 5000000));
+  EXPECT_GE(heap().size_of(first), 5000000u);
+  std::memset(first, 1, 5000000);
+  heap().free(first);
+}
+
+TEST(SharedHeap, RefusesWhatCannotBe) {
+  EXPECT_EQ(heap().allocate(0, 16), nullptr);
+  EXPECT_EQ(heap().allocate(SIZE_MAX - 100, 16), nullptr);
+  EXPECT_EQ(heap().allocate(std::size_t{1} << 60, 16), nullptr);
+  EXPECT_EQ(heap().allocate(4096, std::size_t{1} << 30), nullptr);
+  int local = 0;
+  EXPECT_FALSE(heap().has(&local));
+  EXPECT_EQ(heap().offset_of(&local, 4), SharedHeap::kNowhere);
+}
+
+TEST(SharedHeap, OffsetsAreOfOneBlock) {
+  std::byte* const block = allocate(50000);
+  const std::uint64_t at = heap().offset_of(block, 50000);
+  ASSERT_NE(at, SharedHeap::kNowhere);
+  EXPECT_EQ(heap().base() + at, block);
+  EXPECT_EQ(heap().offset_of(block + 8, 49992), at + 8);
+  EXPECT_EQ(heap().offset_of(block + 8, 5000000), SharedHeap::kNowhere);
+  heap().free(block);
+  EXPECT_EQ(heap().offset_of(block, 8), SharedHeap::kNowhere);
+}
+
+TEST(SharedHeap, ServesThreads) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([t] {
+      std::mt19937_64 random(static_cast<unsigned>(t));
+      std::vector<std::pair<std::byte*, std::size_t>> mine;
+      for (int i = 0; i < test::less_if_sanitized(2000, 500); ++i) {
+        const std::size_t bytes = 4096 + random() % 100000;
+        std::byte* const block = allocate(bytes);
+        std::memset(block, t + 1, bytes);
+        mine.emplace_back(block, bytes);
+        if (mine.size() < 8) continue;
+        for (const auto& [begin, length] : mine) {
+          ASSERT_EQ(begin[0], static_cast<std::byte>(t + 1));
+          ASSERT_EQ(begin[length - 1], static_cast<std::byte>(t + 1));
+          heap().free(begin);
+        }
+        mine.clear();
+      }
+      for (const auto& [begin, length] : mine) heap().free(begin);
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+#if !defined(TRIB_SANITIZED)  // which do not like forks
+TEST(SharedHeap, AChildKeepsToItself) {
+  std::byte* const block = allocate(3 << 20);
+  std::memset(block, 7, 3 << 20);
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool is_there = block[0] == std::byte{7} && block[(3 << 20) - 1] == std::byte{7};
+    std::memset(block, 9, 3 << 20);
+    heap().free(block);  // of no effect, but no crash
+    const bool is_refused = heap().allocate(100000, 16) == nullptr && heap().offer().fd < 0;
+    _exit(is_there && is_refused ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  for (int at = 0; at < 3 << 20; at += 4096) ASSERT_EQ(block[at], std::byte{7});
+  heap().free(block);
+}
+
+/// Two processes over a pair of sockets.
+class SocketBootstrap final : public Bootstrap {
+ public:
+  SocketBootstrap(int rank, int socket) : rank_(rank), socket_(socket) {}
+  int rank() const override { return rank_; }
+  int size() const override { return 2; }
+  void exchange(const void* mine, void* all, std::size_t bytes) override {
+    auto* const to = static_cast<char*>(all);
+    std::memcpy(to + static_cast<std::size_t>(rank_) * bytes, mine, bytes);
+    if (::write(socket_, mine, bytes) != static_cast<ssize_t>(bytes) ||
+        ::recv(socket_, to + static_cast<std::size_t>(1 - rank_) * bytes, bytes, MSG_WAITALL) !=
+            static_cast<ssize_t>(bytes))
+      throw std::runtime_error("exchange");
+  }
+  void progress() override {}
+
+ private:
+  const int rank_, socket_;
+};
+
+TEST(PeerHeaps, ShowWhatAnotherProcessWrites) {
+  int sockets[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
+  // The heap of a child of a fork would be no heap: both sides are new programs, as far as it goes.
+  const pid_t child = fork();
+  if (child == 0) {
+    execl("/proc/self/exe", "shared_heap_test", "--gtest_filter=PeerHeaps.DISABLED_OtherSide",
+          "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
+    _exit(1);
+  }
+  close(sockets[1]);
+  SocketBootstrap bootstrap(0, sockets[0]);
+  std::byte* const block = allocate(3 << 20);
+  std::memset(block, 1, 3 << 20);
+  std::string why;
+  const auto heaps = PeerHeaps::open(bootstrap, why);
+  ASSERT_TRUE(heaps) << why;
+  std::uint64_t mine = heap().offset_of(block, 3 << 20), all[2];
+  bootstrap.exchange(&mine, all, sizeof mine);
+  const std::byte* const theirs = heaps->at(1, all[1], 3 << 20);
+  ASSERT_NE(theirs, nullptr);
+  EXPECT_EQ(heaps->at(0, all[0], 3 << 20), block);
+  EXPECT_EQ(heaps->at(1, SharedHeap::kNowhere, 1), nullptr);
+  EXPECT_EQ(heaps->at(1, std::uint64_t{1} << 60, 1), nullptr);
+  for (int at = 0; at < 3 << 20; at += 1000) ASSERT_EQ(theirs[at], std::byte{2});
+  bootstrap.exchange(&mine, all, sizeof mine);
+  for (int at = 0; at < 3 << 20; at += 1000) ASSERT_EQ(block[at], std::byte{3});
+  heap().free(block);
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST(PeerHeaps, DISABLED_OtherSide) {
+  // The socket is inherited: the highest descriptor that is one.
+  int socket = -1;
+  for (int fd = 3; fd < 64; ++fd) {
+    int type = 0;
+    socklen_t length = sizeof type;
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &length) == 0) socket = fd;
+  }
+  ASSERT_GE(socket, 0);
+  SocketBootstrap bootstrap(1, socket);
+  std::byte* const block = allocate(3 << 20);
+  std::memset(block, 2, 3 << 20);
+  std::string why;
+  const auto heaps = PeerHeaps::open(bootstrap, why);
+  ASSERT_TRUE(heaps) << why;
+  std::uint64_t mine = heap().offset_of(block, 3 << 20), all[2];
+  bootstrap.exchange(&mine, all, sizeof mine);
+  std::byte* const theirs = heaps->at(0, all[0], 3 << 20);
+  ASSERT_NE(theirs, nullptr);
+  std::memset(theirs, 3, 3 << 20);
+  bootstrap.exchange(&mine, all, sizeof mine);
+}
+#endif
+
+}  // namespace
+}  // namespace trib
