@@ -44,6 +44,12 @@ struct MappedBuffers {
   void* out = nullptr;
 };
 
+/// What a program has worked out beforehand for calls that differ in nothing but their buffers.
+class Binding {
+ public:
+  virtual ~Binding() = default;
+};
+
 /// One call, ready to launch.
 struct Arguments {
   Signature signature;
@@ -66,6 +72,7 @@ struct Arguments {
   bool is_contiguous = false;
   Store store = Store::cached;  ///< for results
   const MappedBuffers* mapped = nullptr;  ///< of each rank, for schedules that need them
+  const Binding* binding = nullptr;  ///< Program::bind() made it of arguments like these, or null
   // Devices.
   int blocks = 1, threads = 1;  ///< of the kernel (threads: of a stage); equal on all ranks
   int linger = 0;  ///< microseconds that a kernel may wait for the next call like this one
@@ -127,7 +134,13 @@ class Program {
   virtual ~Program() = default;
   /// The most bytes of one chunk that a pass has room for, with Arguments::is_large or without.
   virtual std::size_t fit(bool is_large) const = 0;
-  /// `arguments` need not outlive the call, but chunk_begin must stay until the operation is done.
+  /// Null: nothing is gained by it. Buffers are not looked at.
+  virtual std::unique_ptr<Binding> bind(const Arguments& arguments) {
+    (void)arguments;
+    return nullptr;
+  }
+  /// `arguments` need not outlive the call, but chunk_begin and the binding must stay until the
+  /// operation is done.
   virtual Operation& launch(const Arguments& arguments) = 0;
 };
 

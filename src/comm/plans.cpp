@@ -191,6 +191,7 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
   arguments.chunk_begin = path.chunk_begin.data();
   arguments.chunks = chunks;
   arguments.longest = longest_chunk(path.chunk_begin);
+  arguments.binding = nullptr;
   path.is_made = true;
   if (is_device) {
     cut_passes(arguments, path.choice, *path.loaded->program, device->max_blocks(), config);
@@ -218,6 +219,8 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
   arguments.is_contiguous = arguments.is_large && slice < longest && slice < kScatteredSlice &&
                             !has_chunk_per_rank(request.collective) &&
                             path.choice.algorithm->association != Association::ring;
+  path.binding = path.loaded->program->bind(arguments);
+  arguments.binding = path.binding.get();
   if (!arguments.is_contiguous) return true;
   // The last pass is about as long as the others, so that no rank has less to do in it.
   const auto divide_up = [](std::size_t value, std::size_t by) { return (value + by - 1) / by; };

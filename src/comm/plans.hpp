@@ -86,6 +86,7 @@ struct Path {
   Loaded* loaded = nullptr;
   std::vector<std::size_t> chunk_begin;
   Arguments arguments;
+  std::unique_ptr<Binding> binding;
 };
 
 struct Plan {

@@ -12,7 +12,7 @@ namespace trib::mpi {
 namespace {
 
 /// Smaller vectors are reduced through scratch, wherever they lie.
-constexpr std::size_t kLeast = 64 << 10;
+constexpr std::size_t kLeast = 8 << 10;
 
 // The heap may hold blocks of the MPI's, too: with TRIB_SHARED_HEAP=1 its malloc is ours.
 std::mutex mutex;

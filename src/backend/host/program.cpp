@@ -98,9 +98,9 @@ Program::Program(Channel& channel, const Schedule& schedule)
   if (is_attached_) bounce_.resize(most_from * kBounceBytes);
 }
 
-Operation& Program::launch(const Arguments& arguments) {
+/// What follows from the arguments, whatever the buffers.
+void Program::set(const Arguments& arguments) {
   arguments_ = arguments;
-  arguments_.signature = channel_.current_;
   kernel_ = reduce_kernel(arguments.op, arguments.dtype);
   element_ = bytes(arguments.dtype);
   stride_ = round_up(arguments.slice * element_, kCacheLine);
@@ -111,13 +111,73 @@ Operation& Program::launch(const Arguments& arguments) {
   const std::size_t pass =
       arguments.is_contiguous ? arguments.slice * arguments.chunks : arguments.slice;
   runs_ = length <= pass ? 1 : static_cast<long>((length + pass - 1) / pass);
+  run_ = 0;
+  window_ = 0;
+}
+
+/// Steps with all that need not be worked out anew in each call. Most of a small call's time would
+/// go into that.
+std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments) {
+  set(arguments);
+  const bool is_mapped = std::any_of(operands_.begin(), operands_.end(),
+                                     [](const Operand& operand) { return operand.is_mapped; });
+  // What is large may have no scratch yet.
+  if (runs_ != 1 || arguments.is_large || is_attached_ || is_mapped || !attached_readers_.empty())
+    return nullptr;
+  auto bound = std::make_unique<Bound>();
+  bound->kernel = kernel_;
+  bound->is_streamed = arguments.store == Store::stream;
+  for (const Instruction& instruction : instructions_) {
+    BoundStep step{instruction.verb,       Store::shared,
+                   instruction.to_count,   instruction.from_count,
+                   0,                      instruction.peer,
+                   instruction.number,     instruction.line,
+                   0};
+    if (instruction.verb == Verb::signal || instruction.verb == Verb::wait) {
+      bound->steps.push_back(step);
+      continue;
+    }
+    const Operand* const operands = &operands_[static_cast<std::size_t>(instruction.first)];
+    const int joined = is_joined() ? instruction.span : 1;
+    if (operands->buffer == Buffer::out) step.store = arguments.store;
+    for (int index = 0; index < instruction.span; index += joined) {
+      const std::size_t count = slice_count(operands->chunk + index, joined);
+      if (count == 0) continue;
+      step.count = instruction.verb == Verb::copy ? count * element_ : count;
+      step.first = static_cast<int>(bound->places.size());
+      for (int i = 0; i < instruction.to_count + instruction.from_count; ++i)
+        bound->places.push_back(place(operands[i], index));
+      bound->steps.push_back(step);
+    }
+  }
+  return bound;
+}
+
+Operation& Program::launch(const Arguments& arguments) {
+  bound_ = static_cast<const Bound*>(arguments.binding);
+  if (bound_ != nullptr) {
+    arguments_.in = arguments.in;
+    arguments_.out = arguments.out;
+    runs_ = 1;
+    run_ = 0;
+    bases_[Place::in] = reinterpret_cast<std::intptr_t>(arguments.in);
+    bases_[Place::out] = reinterpret_cast<std::intptr_t>(arguments.out);
+  } else {
+    set(arguments);
+  }
+  hash_ = channel_.current_.hash;
   first_run_ = channel_.last_run_ + 1;
   channel_.last_run_ += static_cast<std::uint64_t>(runs_);
+  window_ = static_cast<int>(first_run_ % kWindows);
   tick_ = 0;
   stage_ = 0;
   next_ = 0;
   is_credited_ = false;
   if (endangers_input_) protect_input();
+  if (bound_ == nullptr) {
+    bases_[Place::in] = reinterpret_cast<std::intptr_t>(arguments_.in);
+    bases_[Place::out] = reinterpret_cast<std::intptr_t>(arguments_.out);
+  }
   return *this;
 }
 
@@ -136,6 +196,7 @@ void Program::protect_input() {
 }
 
 bool Program::advance(int polls) {
+  if (bound_ != nullptr) return advance_bound(polls);
   while (tick_ < runs_ + stages_ - 1) {
     run_ = tick_ - stage_;
     if (run_ >= 0 && run_ < runs_) {
@@ -150,33 +211,19 @@ bool Program::advance(int polls) {
       for (const int end = stage_end_[static_cast<std::size_t>(stage_)]; next_ < end; ++next_) {
         const Instruction& instruction = instructions_[static_cast<std::size_t>(next_)];
         switch (instruction.verb) {
-          case Verb::signal: {
-            if (disturb != nullptr) [[unlikely]]
-              disturb();
-            Line& line = instruction.line[line_offset];
-            line.signature = arguments_.signature.hash;
-            if (instruction.span == 0) {
-              std::memcpy(line.payload, &arguments_.in, sizeof arguments_.in);
-              store_fence();  // peers read `in` itself, which the program may have written by
-                              // streamed stores
-            }
-            // Release: pairs with the acquire in is_signalled(); the slot's payload comes with it.
-            line.run.store(number, std::memory_order_release);
+          case Verb::signal:
+            give_signal(instruction.line[line_offset], instruction.span == 0);
             break;
-          }
           case Verb::wait:
-            if (disturb != nullptr) [[unlikely]]
-              disturb();
-            if (!is_signalled(instruction, polls)) return false;
+            if (!is_signalled(instruction.line, instruction.peer, instruction.number,
+                              waits_end_[static_cast<std::size_t>(stage_)], polls))
+              return false;
             break;
           default:
             move(instruction);
         }
       }
-      // Release: pairs with the acquire in has_credit() and drain(); our reads of the peers' slots
-      // are over.
-      if (stage_ == stages_ - 1)
-        channel_.peers_[rank_].control->completed.run.store(number, std::memory_order_release);
+      if (stage_ == stages_ - 1) complete();
     }
     if (++stage_ == stages_) {
       stage_ = 0;
@@ -192,6 +239,66 @@ bool Program::advance(int polls) {
   if (arguments_.store == Store::stream) store_fence();
   blocked_on_ = -1;
   return true;
+}
+
+/// The same for a single run: its stages come one after the other, as they stand.
+bool Program::advance_bound(int polls) {
+  const Bound& bound = *bound_;
+  if (!is_credited_) {
+    for (int poll = 0; !has_credit(); relax())
+      if (++poll > polls) return false;
+    is_credited_ = true;
+  }
+  const std::ptrdiff_t line_offset = static_cast<std::ptrdiff_t>(window_) * channel_.flags_;
+  const int last_wait = static_cast<int>(waits_.size());
+  for (const int end = static_cast<int>(bound.steps.size()); next_ < end; ++next_) {
+    const BoundStep& step = bound.steps[static_cast<std::size_t>(next_)];
+    switch (step.verb) {
+      case Verb::signal:
+        give_signal(step.line[line_offset], /*has_payload=*/false);
+        break;
+      case Verb::wait:
+        if (!is_signalled(step.line, step.peer, step.number, last_wait, polls)) return false;
+        break;
+      default: {
+        const Place* const places = &bound.places[static_cast<std::size_t>(step.first)];
+        for (int i = 0; i < step.to_count; ++i)
+          to_[static_cast<std::size_t>(i)] = address(places[i]);
+        for (int i = 0; i < step.from_count; ++i)
+          from_[static_cast<std::size_t>(i)] = address(places[step.to_count + i]);
+        if (step.verb == Verb::reduce)
+          bound.kernel(to_.data(), step.to_count, from_.data(), step.from_count, step.count,
+                       step.store);
+        else
+          copy_bytes(to_.data(), step.to_count, from_[0], step.count, step.store);
+      }
+    }
+  }
+  complete();
+  if (bound.is_streamed) store_fence();
+  blocked_on_ = -1;
+  return true;
+}
+
+/// The current run.
+void Program::complete() {
+  // Release: pairs with the acquire in has_credit() and drain(); our reads of the peers' slots are
+  // over.
+  channel_.peers_[static_cast<std::size_t>(rank_)].control->completed.run.store(
+      first_run_ + static_cast<std::uint64_t>(run_), std::memory_order_release);
+}
+
+/// The line of the current window.
+inline void Program::give_signal(Line& line, bool has_payload) {
+  if (disturb != nullptr) [[unlikely]]
+    disturb();
+  line.signature = hash_;
+  if (has_payload) {
+    std::memcpy(line.payload, &arguments_.in, sizeof arguments_.in);
+    store_fence();  // peers read `in` itself, which the program may have written by streamed stores
+  }
+  // Release: pairs with the acquire in is_signalled(); the slot's payload comes with it.
+  line.run.store(first_run_ + static_cast<std::uint64_t>(run_), std::memory_order_release);
 }
 
 /// Whether all who read our slots in the window's last run have completed that run.
@@ -228,28 +335,32 @@ bool Program::drain() {
   return true;
 }
 
-bool Program::is_signalled(const Instruction& wait, int polls) {
-  const std::uint64_t number = first_run_ + static_cast<std::uint64_t>(run_);
+/// Whether a wait is over. `number`: its place in waits_; `end`: behind the last one that it is
+/// worth to look ahead to.
+bool Program::is_signalled(Line* const first, int peer, int number, int end, int polls) {
+  if (disturb != nullptr) [[unlikely]]
+    disturb();
+  const std::uint64_t run = first_run_ + static_cast<std::uint64_t>(run_);
   const std::ptrdiff_t line_offset = static_cast<std::ptrdiff_t>(window_) * channel_.flags_;
-  Line& line = wait.line[line_offset];
-  const int end = std::min(waits_end_[static_cast<std::size_t>(stage_)], wait.number + kLookAhead);
+  Line& line = first[line_offset];
+  end = std::min(end, number + kLookAhead);
   const auto look_at = [&](int number_of_wait) {
     __builtin_prefetch(&waits_[static_cast<std::size_t>(number_of_wait)][line_offset]);
   };
-  if (end == wait.number + kLookAhead) look_at(end - 1);
-  // Acquire: pairs with the release in advance().
-  for (int poll = 0; line.run.load(std::memory_order_acquire) != number; relax()) {
-    for (int next = wait.number + 1; next < end; ++next) look_at(next);
+  if (end == number + kLookAhead) look_at(end - 1);
+  // Acquire: pairs with the release in give_signal().
+  for (int poll = 0; line.run.load(std::memory_order_acquire) != run; relax()) {
+    for (int next = number + 1; next < end; ++next) look_at(next);
     if (++poll <= polls) continue;
-    blocked_on_ = wait.peer;
+    blocked_on_ = peer;
     return false;
   }
-  if (line.signature != arguments_.signature.hash) channel_.disagree(wait.peer);
+  if (line.signature != hash_) channel_.disagree(peer);
   // In program order a peer that is in run n has finished every run of earlier calls, and with s
   // stages run n - s.
-  Channel::Peer& peer = channel_.peers_[static_cast<std::size_t>(wait.peer)];
-  peer.completed =
-      std::max({peer.completed, first_run_ - 1, number - static_cast<std::uint64_t>(stages_)});
+  Channel::Peer& its = channel_.peers_[static_cast<std::size_t>(peer)];
+  its.completed =
+      std::max({its.completed, first_run_ - 1, run - static_cast<std::uint64_t>(stages_)});
   return true;
 }
 
@@ -269,26 +380,34 @@ inline std::size_t Program::slice_count(int chunk, int span) const {
 }
 
 /// Where the current run's part of an operand's `index`-th chunk is.
-inline std::byte* Program::address(const Operand& operand, int index) const {
+inline Program::Place Program::place(const Operand& operand, int index) const {
   const int chunk = operand.chunk + index;
   if (operand.buffer != Buffer::scratch) {
-    const MappedBuffers theirs =
-        operand.is_mapped ? arguments_.mapped[operand.rank]
-                          : MappedBuffers{const_cast<void*>(arguments_.in),  // NOLINT: only read
-                                          arguments_.out};
     const bool is_out = operand.buffer == Buffer::out;
     const std::size_t origin = is_out && is_scattered_ ? arguments_.chunk_begin[operand.rank] : 0;
-    return static_cast<std::byte*>(is_out ? theirs.out : theirs.in) +
-           (slice_begin(chunk) - origin) * element_;
+    const auto offset = static_cast<std::intptr_t>((slice_begin(chunk) - origin) * element_);
+    if (!operand.is_mapped) return {is_out ? Place::out : Place::in, offset, 0};
+    const MappedBuffers& theirs = arguments_.mapped[operand.rank];
+    return {Place::absolute,
+            reinterpret_cast<std::intptr_t>(is_out ? theirs.out : theirs.in) + offset, 0};
   }
+  const auto absolute = [](std::byte* base, std::size_t offset, std::size_t stride) {
+    return Place{Place::absolute, reinterpret_cast<std::intptr_t>(base + offset),
+                 static_cast<std::ptrdiff_t>(stride)};
+  };
   if (static_cast<std::size_t>(operand.slot_span) * inline_stride_ <= kInlineBytes)
-    return operand.line[static_cast<std::ptrdiff_t>(window_) * channel_.flags_].payload +
-           static_cast<std::size_t>(operand.slot_first + index) * inline_stride_;
+    return absolute(operand.line->payload,
+                    static_cast<std::size_t>(operand.slot_first + index) * inline_stride_,
+                    sizeof(Line) * static_cast<std::size_t>(channel_.flags_));
   const Channel::Peer& peer = channel_.peers_[static_cast<std::size_t>(operand.rank)];
-  std::byte* const base =
-      arguments_.is_large ? peer.large + static_cast<std::size_t>(window_) * kLargeBytes
-                          : peer.small + static_cast<std::size_t>(window_) * channel_.small_bytes_;
-  return base + static_cast<std::size_t>(operand.offset + index) * stride_;
+  const std::size_t offset = static_cast<std::size_t>(operand.offset + index) * stride_;
+  return arguments_.is_large ? absolute(peer.large, offset, kLargeBytes)
+                             : absolute(peer.small, offset, channel_.small_bytes_);
+}
+
+/// Whether chunks that lie side by side in memory do so in scratch.
+inline bool Program::is_joined() const {
+  return arguments_.is_contiguous && stride_ == arguments_.slice * element_;
 }
 
 /// Performs a copy or reduce step on the current run's slice.
@@ -296,8 +415,7 @@ void Program::move(const Instruction& instruction) {
   const Operand* const to = &operands_[static_cast<std::size_t>(instruction.first)];
   const Operand* const from = to + instruction.to_count;
   // Chunks that lie side by side in all operands move at once.
-  const bool is_joined = arguments_.is_contiguous && stride_ == arguments_.slice * element_;
-  const int joined = is_joined ? instruction.span : 1;
+  const int joined = is_joined() ? instruction.span : 1;
   for (int index = 0; index < instruction.span; index += joined) {
     const int chunk = to->chunk + index;
     const std::size_t count = slice_count(chunk, joined);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A lowered schedule as the host runs it: steps with their places in shared memory looked up.
-// Program::advance in program.cpp is the loop that everything comes down to.
+// Program::advance in program.cpp is the loop that everything comes down to; for calls of a single
+// run, advance_bound, which goes through a list made for that very size.
 #pragma once
 
 #include <vector>
@@ -18,6 +19,7 @@ class Program final : public trib::Program, public Operation {
   Program(Channel& channel, const Schedule& schedule);
 
   std::size_t fit(bool is_large) const override { return channel_.fit(flags_, units_, is_large); }
+  std::unique_ptr<trib::Binding> bind(const Arguments& arguments) override;
   Operation& launch(const Arguments& arguments) override;
   bool advance(int polls) override;
   int blocked_on() const override { return blocked_on_; }
@@ -50,13 +52,46 @@ class Program final : public trib::Program, public Operation {
     int number;  // wait: its place in waits_
   };
 
-  Operand operand(const Location& at) const;
+  /// Where bytes are. What lies in shared memory lies there once per window.
+  struct Place {
+    enum Base : std::uint8_t { absolute, in, out } base;
+    std::intptr_t offset;  // from the caller's buffer; absolute: the address in window 0
+    std::ptrdiff_t stride;
+  };
+  /// A step of a single run.
+  struct BoundStep {
+    Verb verb;
+    Store store;
+    int to_count, from_count;
+    int first;  // into places: `to`, then `from`
+    int peer, number;
+    Line* line;
+    std::size_t count;  // elements; copy: bytes
+  };
+  struct Bound final : Binding {
+    std::vector<BoundStep> steps;
+    std::vector<Place> places;
+    ReduceKernel kernel = nullptr;
+    bool is_streamed = false;
+  };
+
+  void set(const Arguments& arguments);
   bool has_credit();
-  bool is_signalled(const Instruction& wait, int polls);
+  void give_signal(Line& line, bool has_payload);
+  bool is_signalled(Line* line, int peer, int number, int end, int polls);
+  bool advance_bound(int polls);
   void move(const Instruction& instruction);
+  void complete();
   std::size_t slice_begin(int chunk) const;
   std::size_t slice_count(int chunk, int span) const;
-  std::byte* address(const Operand& operand, int index) const;
+  Place place(const Operand& operand, int index) const;
+  std::byte* address(const Place& place) const {
+    return reinterpret_cast<std::byte*>(bases_[place.base] + place.offset + window_ * place.stride);
+  }
+  std::byte* address(const Operand& operand, int index) const {
+    return address(place(operand, index));
+  }
+  bool is_joined() const;
   bool drain();
   void protect_input();
 
@@ -75,6 +110,9 @@ class Program final : public trib::Program, public Operation {
 
   // The operation under way.
   Arguments arguments_;
+  const Bound* bound_ = nullptr;
+  std::uint64_t hash_ = 0;                // of the signature
+  std::intptr_t bases_[3] = {0, 0, 0};  // by Place::Base
   ReduceKernel kernel_ = nullptr;
   std::size_t element_ = 0;        // bytes
   std::size_t stride_ = 0;         // bytes of a unit in small or large scratch
