@@ -134,9 +134,9 @@ class Program {
   virtual ~Program() = default;
   /// The most bytes of one chunk that a pass has room for, with Arguments::is_large or without.
   virtual std::size_t fit(bool is_large) const = 0;
-  /// Null: nothing is gained by it. Buffers are not looked at.
-  virtual std::unique_ptr<Binding> bind(const Arguments& arguments) {
-    (void)arguments;
+  /// Null: nothing is gained by it. `is_fixed`: for calls that have the same buffers, too.
+  virtual std::unique_ptr<Binding> bind(const Arguments& arguments, bool is_fixed) {
+    (void)arguments, (void)is_fixed;
     return nullptr;
   }
   /// `arguments` need not outlive the call, but chunk_begin and the binding must stay until the

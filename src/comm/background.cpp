@@ -205,7 +205,13 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
       lane->channel->announce(own.signature);
       lane->plan = &own;
       lane->has_own_plan = true;
-      lane->plans.path(own, route, choice);
+      Path& path = lane->plans.path(own, route, choice);
+      if (path.binding) {
+        path.arguments.in = request.in;
+        path.arguments.out = request.out;
+        path.binding = path.loaded->program->bind(path.arguments, /*is_fixed=*/true);
+        path.arguments.binding = path.binding.get();
+      }
       if (task.meets_ && way)
         lane->plans.path(own, Route::device, *way, devices_.channel.get());
       else if (task.meets_)

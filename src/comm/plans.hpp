@@ -118,8 +118,10 @@ class Plans {
   Plans(Group& group, HostChannel& channel, std::size_t rows, bool has_no_data);
 
   Plan& find(const Request& request) {
+    if (last_ != nullptr && last_->is_for(request, group_.size)) return *last_;
     Plan& plan = plans_[hash(request) & (plans_.size() - 1)];
     if (!plan.is_for(request, group_.size)) make(plan, request);
+    last_ = &plan;
     return plan;
   }
   /// `findings` are those that hold where the plan's call stands in the program. `device` is the
@@ -163,6 +165,7 @@ class Plans {
   Group& group_;
   HostChannel& channel_;
   bool has_no_data_, has_no_copies_ = false;
+  Plan* last_ = nullptr;     // found
   std::vector<Plan> plans_;  // direct mapped: calls that alternate between a few shapes find theirs
   std::map<std::tuple<Collective, const Algorithm*, int, Reach, bool, Engine>, Loaded> programs_;
 };

@@ -13,6 +13,7 @@
 #include "mpi/handle_map.hpp"
 #include "mpi/immortal.hpp"
 #include "mpi/mpi_header.hpp"
+#include "mpi/translate.hpp"
 
 namespace trib::mpi {
 
@@ -28,6 +29,10 @@ struct Member {
   std::optional<Decline> declined;
   std::string failure;           ///< setting it up went wrong
   bool was_left_to_mpi = false;  ///< the last call
+  /// What the last served call was and came to: the next is often the same. Zero: nothing known.
+  unsigned last_generation = 0;
+  Call last_call{};
+  Request last_request;
   /// A nonblocking reduction was left to the MPI because the communicator is not prepared for them:
   /// settle() is to do it. The same on all ranks, like all that depends on the order of calls.
   bool wants_background = false;

@@ -32,6 +32,9 @@ class HandleMap {
     }
   }
 
+  /// Nothing was ever inserted.
+  bool is_unused() const noexcept { return table_.load(std::memory_order_acquire) == nullptr; }
+
   void insert(Word key, std::uintptr_t value) {
     const std::lock_guard lock(mutex_);
     if (tables_.empty() || tables_.back()->used * 2 > tables_.back()->mask) grow();

@@ -36,11 +36,19 @@ int intercept(const Call& call, Original original) noexcept {
     }
     if (!member->failure.empty()) [[unlikely]]
       throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
-    Request request;
-    if (const auto reason = translate(call, member->rank, member->size, request)) [[unlikely]]
-      return leave_to_mpi(call, *member, *reason, original);
-    member->was_left_to_mpi = false;
-    member->communicator->run(request);
+    const unsigned generation = generation_of_types.load(std::memory_order_relaxed);
+    if (member->last_generation != generation || !(call == member->last_call)) {
+      Request request;
+      member->last_generation = 0;
+      if (const auto reason = translate(call, member->rank, member->size, request)) [[unlikely]]
+        return leave_to_mpi(call, *member, *reason, original);
+      member->last_request = request;
+      member->last_call = call;
+      // The content of recvcounts may change.
+      if (call.collective != Collective::reduce_scatter) member->last_generation = generation;
+      member->was_left_to_mpi = false;
+    }
+    member->communicator->run(member->last_request);
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
     return raise(call.comm, error);  // peers may be waiting for us: too late to fall back

@@ -216,8 +216,16 @@ void prepare_tables() {
   are_tables_ready.store(true, std::memory_order_release);
 }
 
-void add_type(MPI_Datatype handle, Dtype dtype) { add(handle, dtype); }
-void remove_type(MPI_Datatype handle) { types->erase(to_word(handle)); }
+std::atomic<unsigned> generation_of_types{1};
+
+void add_type(MPI_Datatype handle, Dtype dtype) {
+  add(handle, dtype);
+  ++generation_of_types;
+}
+void remove_type(MPI_Datatype handle) {
+  types->erase(to_word(handle));
+  ++generation_of_types;
+}
 
 bool is_null(MPI_Datatype type) { return types->find(to_word(type)) == kNull; }
 

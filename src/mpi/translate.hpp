@@ -2,6 +2,7 @@
 // From MPI handles and arguments to a Request, or the reason why a call is left to the MPI.
 #pragma once
 
+#include <atomic>
 #include <optional>
 
 #include "comm/communicator.hpp"
@@ -22,6 +23,8 @@ struct Call {
   MPI_Comm comm;
   Form form = Form::blocking;
   MPI_Info info = MPI_INFO_NULL;  ///< persistent
+
+  bool operator==(const Call&) const = default;
 };
 
 /// Builds the tables of handles. Idempotent, any thread.
@@ -29,6 +32,9 @@ void prepare_tables();
 
 /// Whether it is MPI_DATATYPE_NULL.
 bool is_null(MPI_Datatype type);
+
+/// Changes when handles come to mean something else.
+extern std::atomic<unsigned> generation_of_types;
 
 /// Fills `request`; or returns why not. Looks at nothing but its arguments and the tables.
 std::optional<Decline> translate(const Call& call, int rank, int size, Request& request);

@@ -117,7 +117,7 @@ void Program::set(const Arguments& arguments) {
 
 /// Steps with all that need not be worked out anew in each call. Most of a small call's time would
 /// go into that.
-std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments) {
+std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments, bool is_fixed) {
   set(arguments);
   const bool is_mapped = std::any_of(operands_.begin(), operands_.end(),
                                      [](const Operand& operand) { return operand.is_mapped; });
@@ -150,11 +150,21 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments) {
       bound->steps.push_back(step);
     }
   }
+  if (!is_fixed) return bound;
+  bound->in = arguments.in;
+  bound->out = arguments.out;
+  bases_[Place::in] = reinterpret_cast<std::intptr_t>(arguments.in);
+  bases_[Place::out] = reinterpret_cast<std::intptr_t>(arguments.out);
+  for (window_ = 0; window_ < kWindows; ++window_)
+    for (const Place& place : bound->places) bound->addresses.push_back(address(place));
   return bound;
 }
 
 Operation& Program::launch(const Arguments& arguments) {
   bound_ = static_cast<const Bound*>(arguments.binding);
+  if (bound_ != nullptr && !bound_->addresses.empty() &&
+      (arguments.in != bound_->in || arguments.out != bound_->out))
+    bound_ = nullptr;  // copies of the buffers
   if (bound_ != nullptr) {
     arguments_.in = arguments.in;
     arguments_.out = arguments.out;
@@ -251,6 +261,9 @@ bool Program::advance_bound(int polls) {
   }
   const std::ptrdiff_t line_offset = static_cast<std::ptrdiff_t>(window_) * channel_.flags_;
   const int last_wait = static_cast<int>(waits_.size());
+  const bool is_fixed = !bound.addresses.empty();
+  void* const* const addresses =
+      bound.addresses.data() + (is_fixed ? bound.places.size() * static_cast<std::size_t>(window_) : 0);
   for (const int end = static_cast<int>(bound.steps.size()); next_ < end; ++next_) {
     const BoundStep& step = bound.steps[static_cast<std::size_t>(next_)];
     switch (step.verb) {
@@ -261,16 +274,21 @@ bool Program::advance_bound(int polls) {
         if (!is_signalled(step.line, step.peer, step.number, last_wait, polls)) return false;
         break;
       default: {
-        const Place* const places = &bound.places[static_cast<std::size_t>(step.first)];
-        for (int i = 0; i < step.to_count; ++i)
-          to_[static_cast<std::size_t>(i)] = address(places[i]);
-        for (int i = 0; i < step.from_count; ++i)
-          from_[static_cast<std::size_t>(i)] = address(places[step.to_count + i]);
+        void* const* to = addresses + step.first;
+        const void* const* from = to + step.to_count;
+        if (!is_fixed) {
+          const Place* const places = &bound.places[static_cast<std::size_t>(step.first)];
+          for (int i = 0; i < step.to_count; ++i)
+            to_[static_cast<std::size_t>(i)] = address(places[i]);
+          for (int i = 0; i < step.from_count; ++i)
+            from_[static_cast<std::size_t>(i)] = address(places[step.to_count + i]);
+          to = to_.data();
+          from = from_.data();
+        }
         if (step.verb == Verb::reduce)
-          bound.kernel(to_.data(), step.to_count, from_.data(), step.from_count, step.count,
-                       step.store);
+          bound.kernel(to, step.to_count, from, step.from_count, step.count, step.store);
         else
-          copy_bytes(to_.data(), step.to_count, from_[0], step.count, step.store);
+          copy_bytes(to, step.to_count, from[0], step.count, step.store);
       }
     }
   }

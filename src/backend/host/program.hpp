@@ -19,7 +19,7 @@ class Program final : public trib::Program, public Operation {
   Program(Channel& channel, const Schedule& schedule);
 
   std::size_t fit(bool is_large) const override { return channel_.fit(flags_, units_, is_large); }
-  std::unique_ptr<trib::Binding> bind(const Arguments& arguments) override;
+  std::unique_ptr<trib::Binding> bind(const Arguments& arguments, bool is_fixed) override;
   Operation& launch(const Arguments& arguments) override;
   bool advance(int polls) override;
   int blocked_on() const override { return blocked_on_; }
@@ -73,6 +73,10 @@ class Program final : public trib::Program, public Operation {
     std::vector<Place> places;
     ReduceKernel kernel = nullptr;
     bool is_streamed = false;
+    // For fixed buffers: the places' addresses, window by window.
+    const void* in = nullptr;
+    void* out = nullptr;
+    std::vector<void*> addresses;
   };
 
   void set(const Arguments& arguments);
