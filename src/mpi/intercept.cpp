@@ -5,6 +5,7 @@
 #include "mpi/intercept.hpp"
 
 #include "mpi/allocations.hpp"
+#include "mpi/emulation.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
 #include "mpi/requests.hpp"
@@ -40,6 +41,7 @@ int enter(const Words& words) {
   const Library& mpi = library();
   if (!mpi.is_ours) [[unlikely]]
     return pass_on<collective, width, form>(mpi, words);
+  constexpr Entry entry = reduction_entry(form, width, collective);
   constexpr bool is_int = width == 4 && collective != Collective::reduce_scatter;
   const Call call{.collective = collective,
                   .in = reinterpret_cast<const void*>(words.in),
@@ -52,14 +54,16 @@ int enter(const Words& words) {
                   .comm = from_word<MPI_Comm>(words.comm),
                   .form = form,
                   .info = from_word<MPI_Info>(words.info)};
+  auto* const request = reinterpret_cast<MPI_Request*>(words.request);
   const auto original = [&](const Call& passed) {
+    if constexpr (form == Form::persistent)
+      if (!mpi.has(entry)) return emulate(passed, request);
     Words its = words;
     its.in = to_word(passed.in);
     its.out = to_word(passed.out);
     its.op = to_word(passed.op);
     return pass_on<collective, width, form>(mpi, its);
   };
-  auto* const request = reinterpret_cast<MPI_Request*>(words.request);
   if constexpr (form == Form::blocking) return intercept(call, original);
   if constexpr (form == Form::nonblocking) return post(call, request, original);
   if constexpr (form == Form::persistent) return prepare(call, request, original);
@@ -72,6 +76,16 @@ int with_requests(Entry entry, Ours&& ours, Words... words) {
   if (requests_held.load(std::memory_order_relaxed) == 0 || !mpi.is_ours)
     return mpi.call(entry, words...);
   return ours();
+}
+
+/// MPI_Type_free and MPI_Op_free.
+template <class Handle>
+int free_handle(Entry entry, Word address, Handle (*null)()) {
+  const Library& mpi = library();
+  auto* const handle = reinterpret_cast<Handle*>(address);
+  if (!mpi.is_ours || !handle || !put_off_free(to_word(*handle))) return mpi.call(entry, address);
+  *handle = null();
+  return MPI_SUCCESS;
 }
 
 int barrier(Word comm) {
@@ -158,9 +172,9 @@ using trib::mpi::Word;
       MPI_##IName##suffix,                                                                        \
       (Word in, Word out, Word count, Word dtype, Word op, Word comm, Word request),              \
       TRIB_ENTER(collective, width, nonblocking, in, out, count, dtype, op, 0, comm, 0, request))
-#define TRIB_REDUCTION_INIT(Name, suffix, collective, width)                                    \
+#define TRIB_REDUCTION_INIT(prefix, Name, suffix, collective, width)                            \
   TRIB_REPLACE(                                                                                 \
-      MPI_##Name##_init##suffix,                                                                \
+      prefix##Name##_init##suffix,                                                              \
       (Word in, Word out, Word count, Word dtype, Word op, Word comm, Word info, Word request), \
       TRIB_ENTER(collective, width, persistent, in, out, count, dtype, op, 0, comm, info,       \
                  request))
@@ -173,9 +187,9 @@ using trib::mpi::Word;
       MPI_Ireduce##suffix,                                                                       \
       (Word in, Word out, Word count, Word dtype, Word op, Word root, Word comm, Word request),  \
       TRIB_ENTER(reduce, width, nonblocking, in, out, count, dtype, op, root, comm, 0, request))
-#define TRIB_ROOTED_INIT(suffix, width)                                                     \
+#define TRIB_ROOTED_INIT(prefix, suffix, width)                                             \
   TRIB_REPLACE(                                                                             \
-      MPI_Reduce_init##suffix,                                                              \
+      prefix##Reduce_init##suffix,                                                          \
       (Word in, Word out, Word count, Word dtype, Word op, Word root, Word comm, Word info, \
        Word request),                                                                       \
       TRIB_ENTER(reduce, width, persistent, in, out, count, dtype, op, root, comm, info, request))
@@ -185,11 +199,11 @@ using trib::mpi::Word;
   TRIB_ROOTED(suffix, width)                                                     \
   TRIB_REDUCTION(Reduce_scatter, Ireduce_scatter, suffix, reduce_scatter, width) \
   TRIB_REDUCTION(Reduce_scatter_block, Ireduce_scatter_block, suffix, reduce_scatter_block, width)
-#define TRIB_REDUCTION_INITS(suffix, width)                          \
-  TRIB_REDUCTION_INIT(Allreduce, suffix, allreduce, width)           \
-  TRIB_ROOTED_INIT(suffix, width)                                    \
-  TRIB_REDUCTION_INIT(Reduce_scatter, suffix, reduce_scatter, width) \
-  TRIB_REDUCTION_INIT(Reduce_scatter_block, suffix, reduce_scatter_block, width)
+#define TRIB_REDUCTION_INITS(prefix, suffix, width)                          \
+  TRIB_REDUCTION_INIT(prefix, Allreduce, suffix, allreduce, width)           \
+  TRIB_ROOTED_INIT(prefix, suffix, width)                                    \
+  TRIB_REDUCTION_INIT(prefix, Reduce_scatter, suffix, reduce_scatter, width) \
+  TRIB_REDUCTION_INIT(prefix, Reduce_scatter_block, suffix, reduce_scatter_block, width)
 
 // A function on requests: its own of requests.hpp, if any of ours are held.
 #define TRIB_REQUESTS(Name, parameters, call, ...) \
@@ -207,11 +221,10 @@ TRIB_REDUCTIONS(, 4)
 #if TRIB_MPI_LARGE_COUNT
 TRIB_REDUCTIONS(_c, 8)
 #endif
-#if TRIB_MPI_PERSISTENT
-TRIB_REDUCTION_INITS(, 4)
-#if TRIB_MPI_LARGE_COUNT
-TRIB_REDUCTION_INITS(_c, 8)
-#endif
+TRIB_REDUCTION_INITS(MPI_, , 4)
+TRIB_REDUCTION_INITS(MPI_, _c, 8)
+#if TRIB_MPI_OPENMPI
+TRIB_REDUCTION_INITS(MPIX_, , 4)  // mpi-ext.h of Open MPI 4
 #endif
 
 TRIB_REQUESTS(Start, (Word request), staged::start(TRIB_REQUEST(request)), request)
@@ -267,6 +280,12 @@ TRIB_REQUESTS(Request_get_status_some,
                                       TRIB_INT(indices), TRIB_STATUS(statuses)),
               count, requests, done, indices, statuses)
 #endif
+
+TRIB_REPLACE(MPI_Type_free, (Word type),
+             return trib::mpi::free_handle<MPI_Datatype>(Entry::Type_free, type,
+                                                         [] { return MPI_DATATYPE_NULL; }))
+TRIB_REPLACE(MPI_Op_free, (Word op),
+             return trib::mpi::free_handle<MPI_Op>(Entry::Op_free, op, [] { return MPI_OP_NULL; }))
 
 TRIB_REPLACE(MPI_Barrier, (Word comm), return trib::mpi::barrier(comm))
 

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
+#include <sys/auxv.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -197,6 +198,19 @@ int Library::missing(Entry entry) {
   log_once(Config::Log::error,
            std::string("no loaded MPI library has ") + kNames[static_cast<int>(entry)]);
   return MPI_ERR_OTHER;
+}
+
+void check_is_in_front() {
+  void* const start = dlsym(RTLD_DEFAULT, "MPI_Start");
+  Dl_info its{}, ours{}, program{};
+  if (!start || dladdr(start, &its) == 0) return;  // all is private, as in a module of Python
+  dladdr(&found_library, &ours);
+  // A program may have an entry of its own for a function whose address it takes.
+  dladdr(reinterpret_cast<void*>(getauxval(AT_ENTRY)), &program);
+  if (its.dli_fbase != ours.dli_fbase && its.dli_fbase != program.dli_fbase)
+    throw Error(Code::argument, std::string("MPI_Start leads to ") + its.dli_fname +
+                                    " instead of " + ours.dli_fname +
+                                    ": link the latter before the MPI, or preload it");
 }
 
 void* predefined(const char* symbol) {

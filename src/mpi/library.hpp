@@ -24,7 +24,7 @@ namespace trib::mpi {
   X(Allreduce_init_c) X(Reduce_init_c) X(Reduce_scatter_init_c) X(Reduce_scatter_block_init_c)            \
   X(Init) X(Init_thread) X(Finalize) X(Session_init) X(Session_finalize)                                  \
   X(Start) X(Startall) X(Wait) X(Waitall) X(Waitany) X(Waitsome) X(Test) X(Testall) X(Testany) X(Testsome)\
-  X(Request_free) X(Cancel) X(Request_get_status)                                                         \
+  X(Request_free) X(Cancel) X(Request_get_status) X(Type_free) X(Op_free)                                 \
   X(Request_get_status_all) X(Request_get_status_any) X(Request_get_status_some)                          \
   X(Barrier) X(Alloc_mem) X(Free_mem)                                                                     \
   X(Comm_dup) X(Comm_dup_with_info) X(Comm_split) X(Comm_split_type) X(Comm_create)                       \
@@ -33,7 +33,7 @@ namespace trib::mpi {
 // What else is called in the MPI. All of it is in MPI 3.
 #define TRIB_PMPI(X)                                                                                      \
   X(Initialized) X(Finalized)                                                                             \
-  X(Comm_test_inter) X(Comm_size) X(Comm_rank) X(Comm_remote_size)                                        \
+  X(Comm_test_inter) X(Comm_size) X(Comm_rank) X(Comm_remote_size) X(Comm_split) X(Comm_free)             \
   X(Comm_create_keyval) X(Comm_free_keyval) X(Comm_set_attr) X(Comm_call_errhandler)                      \
   X(Iallgather) X(Igather) X(Test) X(Iprobe)                                                              \
   X(Get_library_version) X(Add_error_class) X(Add_error_code) X(Add_error_string) X(Error_string)         \
@@ -82,6 +82,7 @@ struct Library {
   /// A function that not every MPI has, or null. Slow: for setup only.
   void* find(const char* function) const;
 
+  bool has(Entry entry) const { return original[static_cast<int>(entry)] != nullptr; }
   template <class... Words>
   int call(Entry entry, Words... words) const {
     const auto function = reinterpret_cast<int (*)(Words...)>(original[static_cast<int>(entry)]);
@@ -101,6 +102,10 @@ inline const Library& library() {
   const Library* found = found_library.load(std::memory_order_acquire);
   return found ? *found : find_library();
 }
+
+/// Throws Error if MPI_Start of the program does not come here first: where the program is linked
+/// with the MPI before this library, or a tool stands in between.
+void check_is_in_front();
 
 /// Throws Error if an MPI function failed.
 void check(int status, const char* function);

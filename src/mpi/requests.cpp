@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "mpi/emulation.hpp"
 #include "mpi/hints.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
@@ -25,6 +26,7 @@ struct Handle {
   std::shared_ptr<Communicator> communicator;
   std::unique_ptr<Task> persistent;  // null: nonblocking
   Task nonblocking;
+  std::unique_ptr<Emulation> emulation;  // then there is no task
   bool is_active = false;
 
   Task& task() { return persistent ? *persistent : nonblocking; }
@@ -45,6 +47,14 @@ Shelf& shelf() {
 
 Handle* find(MPI_Request request) {
   return reinterpret_cast<Handle*>(handles->find(to_word(request)));
+}
+
+/// Null: the MPI's, as is what an emulation has under way, to which `request` then points.
+Handle* find_task(MPI_Request*& request) {
+  Handle* const handle = request ? find(*request) : nullptr;
+  if (!handle || !handle->emulation) return handle;
+  request = &handle->emulation->request;
+  return nullptr;
 }
 
 /// Null: there is no world, whose MPI_COMM_SELF is needed.
@@ -76,6 +86,8 @@ void give_back(Handle* handle) {
 
 /// The program does not want to hear of its end any more.
 void dismiss(Handle& handle) {
+  handle.emulation.reset();
+  if (!handle.communicator) return;
   try {
     // A result on a device has to get there all the same.
     handle.communicator->fetch(handle.task());
@@ -83,6 +95,13 @@ void dismiss(Handle& handle) {
     // Nobody is left who could hear of it.
   }
   if (handle.persistent) handle.communicator->dismiss(std::move(handle.persistent));
+}
+
+bool is_under_way(Handle& handle) {
+  if (!handle.emulation) return handle.is_active && !handle.task().is_done();
+  int is_done = 1;
+  return library().Test(&handle.emulation->request, &is_done, MPI_STATUS_IGNORE) == MPI_SUCCESS &&
+         !is_done;
 }
 
 void set_empty(MPI_Status* status) {
@@ -189,21 +208,23 @@ bool look_at(int count, const MPI_Request* requests, double waited, Done&& done)
   return are_any_pending;
 }
 
-/// A list for the MPI without ours. (Intel MPI 2021.18 takes tokens in a list for requests that
-/// have come to their end, and gets statuses wrong.)
+/// A list for the MPI without ours, and with what emulations have under way. (Intel MPI 2021.18
+/// takes tokens in a list for requests that have come to their end, and gets statuses wrong.)
 class Others {
  public:
   Others(int count, MPI_Request* requests) : count_(count), requests_(requests) {
     if (!are_any_ours(count, requests)) return;
     copy_.assign(requests, requests + count);
     for (MPI_Request& request : copy_)
-      if (find(request)) request = MPI_REQUEST_NULL;
+      if (const Handle* const handle = find(request))
+        request = handle->emulation ? handle->emulation->request : MPI_REQUEST_NULL;
   }
   ~Others() {
-    for (int i = 0; i < static_cast<int>(copy_.size()) && i < count_; ++i)
-      if (const MPI_Request now = copy_[static_cast<std::size_t>(i)];
-          !find(requests_[i]) && requests_[i] != now)
-        requests_[i] = now;
+    for (int i = 0; i < static_cast<int>(copy_.size()) && i < count_; ++i) {
+      MPI_Request* before = requests_ + i;
+      const MPI_Request now = copy_[static_cast<std::size_t>(i)];
+      if (!find_task(before) && *before != now) *before = now;
+    }
   }
   Others(const Others&) = delete;
   Others& operator=(const Others&) = delete;
@@ -268,7 +289,7 @@ void sweep() {
     const std::lock_guard lock(shelf().lock);
     auto& orphans = shelf().orphans;
     for (std::size_t i = orphans.size(); i > 0; --i) {
-      if (!orphans[i - 1]->task().is_done()) continue;
+      if (is_under_way(*orphans[i - 1])) continue;
       done.push_back(orphans[i - 1]);
       orphans.erase(orphans.begin() + static_cast<std::ptrdiff_t>(i - 1));
     }
@@ -299,6 +320,8 @@ bool post(const Call& call, Member& member, const Request& reduction, MPI_Reques
 }
 
 bool prepare(const Call& call, Member& member, const Request& reduction, MPI_Request* request) {
+  if (!library().has(reduction_entry(Form::persistent, call.width, call.collective)))
+    check_is_in_front();
   sweep();
   Handle* const handle = take();
   if (!handle) return false;
@@ -319,9 +342,26 @@ bool prepare(const Call& call, Member& member, const Request& reduction, MPI_Req
   return true;
 }
 
+int emulate(const Call& call, MPI_Request* request) {
+  check_is_in_front();
+  if (!request) throw Error(Code::argument, "a null pointer for the request");
+  sweep();
+  auto emulation = std::make_unique<Emulation>(call);
+  if (const int status = emulation->prepare(); status != MPI_SUCCESS) return status;
+  Handle* const handle = take();
+  if (!handle) throw Error(Code::system, "no persistent reductions without MPI_COMM_WORLD");
+  handle->comm = call.comm;
+  handle->emulation = std::move(emulation);
+  ++requests_held;
+  *request = handle->token;
+  return MPI_SUCCESS;
+}
+
 int start(MPI_Request* request) {
   Handle* const handle = request ? find(*request) : nullptr;
   if (!handle) return library().Start(request);
+  if (handle->emulation && handle->emulation->request == MPI_REQUEST_NULL)
+    return handle->emulation->start();
   if (handle->is_active || !handle->persistent)
     return refuse(*handle, "MPI_Start: the request is active");
   try {
@@ -344,7 +384,7 @@ int start_all(int count, MPI_Request* requests) {
 // ---------------------------------------------------------------------------------- where they end
 
 int test(MPI_Request* request, int* flag, MPI_Status* status) {
-  Handle* const handle = request ? find(*request) : nullptr;
+  Handle* const handle = find_task(request);
   if (!handle) {
     Background::progress_all();
     return library().Test(request, flag, status);
@@ -361,7 +401,7 @@ int test(MPI_Request* request, int* flag, MPI_Status* status) {
 }
 
 int wait(MPI_Request* request, MPI_Status* status) {
-  if (Handle* const handle = request ? find(*request) : nullptr) {
+  if (Handle* const handle = find_task(request)) {
     if (handle->is_active) return wait_for_ours(*handle, *request, status);
     set_empty(status);
     return MPI_SUCCESS;
@@ -459,7 +499,7 @@ int free_request(MPI_Request* request) {
   if (!handle) return library().Request_free(request);
   *request = MPI_REQUEST_NULL;
   --requests_held;
-  if (handle->is_active && !handle->task().is_done()) {
+  if (is_under_way(*handle)) {
     // It comes to its end all the same. Its handle is not used again before.
     const std::lock_guard lock(shelf().lock);
     shelf().orphans.push_back(handle);
@@ -478,8 +518,9 @@ int cancel(MPI_Request* request) {
 }
 
 int get_status(MPI_Request request, int* flag, MPI_Status* status) {
-  Handle* const handle = find(request);
-  if (!handle) return library().Request_get_status(request, flag, status);
+  MPI_Request* its = &request;
+  Handle* const handle = find_task(its);
+  if (!handle) return library().Request_get_status(*its, flag, status);
   *flag = !handle->is_active || handle->task().is_done();
   if (!*flag) {
     Background::progress_all();
@@ -498,7 +539,8 @@ int get_status_all(int count, const MPI_Request* requests, int* flag, MPI_Status
   if (look_at(count, requests, 0, [&](int, Handle& handle) { result = fetched(handle); }))
     return MPI_SUCCESS;
   if (result != MPI_SUCCESS) return result;
-  return library().call(Entry::Request_get_status_all, static_cast<Word>(count), to_word(requests),
+  return library().call(Entry::Request_get_status_all, static_cast<Word>(count),
+                        to_word(Others(count, const_cast<MPI_Request*>(requests)).get()),  // NOLINT
                         to_word(flag), to_word(statuses));
 }
 
@@ -551,7 +593,10 @@ void end_requests() noexcept {
     }
     for (Handle* const handle : orphans) {
       try {
-        handle->communicator->wait(handle->task());
+        if (handle->emulation)
+          library().Wait(&handle->emulation->request, MPI_STATUS_IGNORE);
+        else
+          handle->communicator->wait(handle->task());
       } catch (const std::exception&) {
         // Nobody is left who could hear of it.
       }
@@ -560,7 +605,7 @@ void end_requests() noexcept {
     }
     for (const std::uintptr_t word : handles->clear()) {
       auto* const handle = reinterpret_cast<Handle*>(word);
-      if (handle->is_active && !handle->task().is_done()) continue;  // the program has to answer
+      if (is_under_way(*handle)) continue;  // the program has to answer
       library().Request_free(&handle->token);
       dismiss(*handle);
       delete handle;

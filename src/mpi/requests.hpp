@@ -21,6 +21,8 @@ int post(const Call& call, MPI_Request* request, Original original) noexcept;
 /// Persistent: MPI_Allreduce_init and its like. Collective.
 template <class Original>
 int prepare(const Call& call, MPI_Request* request, Original original) noexcept;
+/// Persistent, left to an MPI that has no such call: by emulation.hpp. Collective. Throws Error.
+int emulate(const Call& call, MPI_Request* request);
 
 // The MPI's functions of these names, for lists in which requests of ours may stand.
 int start(MPI_Request* request);

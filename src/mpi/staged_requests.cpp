@@ -242,14 +242,14 @@ void sweep_staged() noexcept {
   std::erase_if(all.records, [&](Record* record) {
     int is_done = 0;
     MPI_Status status;
-    const int result = library().Test(&record->request, &is_done, &status);
+    const int result = mpi::test(&record->request, &is_done, &status);
     if (result == MPI_SUCCESS && !is_done) return false;
     try {
       if (result == MPI_SUCCESS) fetch(*record, &status);
     } catch (const std::exception&) {
       // Nobody is left who could hear of it.
     }
-    if (record->request != MPI_REQUEST_NULL) library().Request_free(&record->request);
+    if (record->request != MPI_REQUEST_NULL) mpi::free_request(&record->request);
     forget(record);
     --all.count;
     return true;
@@ -261,7 +261,7 @@ void end_staged() noexcept {
   Orphans& all = orphans();
   const std::lock_guard lock(all.mutex);
   // The MPI may still read the copies of the others while it ends.
-  for (Record* const record : all.records) library().Request_free(&record->request);
+  for (Record* const record : all.records) mpi::free_request(&record->request);
   all.records.clear();
   all.count = 0;
   records->clear();
