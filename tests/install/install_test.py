@@ -2,6 +2,7 @@
 """Installs the build (TRIB_HOME) somewhere else, and uses that tree as a user does."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,11 @@ def _compile(name: str, out: Path, *flags: str | Path) -> Path:
         check=True,
     )
     return program
+
+
+def _output(*words: str | Path, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout + done.stderr
 
 
 def _run(prefix: Path, *words: str | Path) -> tuple[str, str]:
@@ -83,6 +89,37 @@ def test_a_program_that_uses_the_api(name: str, prefix: Path, tmp_path: Path) ->
     assert "ranks 2 sum 3\n" in done.stdout
     assert f"version {__version__} algorithm " in done.stdout
     assert "bfloat16 0x4000" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["mpich", "openmpi"])
+def test_persistent_reductions_of_an_mpi_that_has_them(
+    name: str, prefix: Path, tmp_path: Path
+) -> None:
+    program = _compile(name, tmp_path, "-DWITH_PERSISTENT", f"-I{prefix / 'include'}", "-Werror")
+    out, error = _run(prefix, "run", "-n", "2", "--stats", "--", program)
+    assert out == "ranks 2 sum 3\n"
+    assert "allreduce_init" in error
+
+
+def test_persistent_reductions_of_an_mpi_that_has_none(prefix: Path, tmp_path: Path) -> None:
+    compiler = shutil.which("mpicc.openmpi")
+    if compiler is None or "Open MPI 4" not in _output(compiler, "--showme:version"):
+        pytest.skip("the system has no Open MPI 4")
+    program = tmp_path / "program"
+    lib = next(prefix.rglob("libtributary_openmpi.so")).parent
+    subprocess.run(
+        [
+            *(compiler, HERE / "program.c", "-o", program, "-DWITH_PERSISTENT", "-Werror"),
+            *(f"-I{prefix / 'include'}", f"-L{lib}", "-ltributary_openmpi", f"-Wl,-rpath,{lib}"),
+        ],
+        check=True,
+    )
+    # Linked, which is enough, and preloaded as well.
+    made = mpi.plan(program, 2, preload=False)
+    assert "ranks 2 sum 3\n" in _output(*made.argv([str(program)]), env=made.full_environment())
+    out, error = _run(prefix, "run", "-n", "2", "--stats", "--", program)
+    assert out == "ranks 2 sum 3\n"
+    assert "allreduce_init" in error and "no calls were left to the MPI" in error
 
 
 def test_the_tools_work_from_there(prefix: Path) -> None:

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* A program as a user writes it. With WITH_API it also uses what MPI itself does not offer. */
+/* A program as a user writes it. With WITH_API it also uses what MPI itself does not offer,
+ * with WITH_PERSISTENT what only MPI-4 does. */
 #include <mpi.h>
 #include <stdio.h>
+#ifdef WITH_PERSISTENT
+#include <tributary/mpi_persistent.h>
+#endif
 #ifdef WITH_API
 #include <tributary/tributary.h>
 #endif
@@ -13,7 +17,17 @@ int main(int argc, char** argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   in = (float)(rank + 1);
+#ifdef WITH_PERSISTENT
+  {
+    MPI_Request request;
+    MPI_Allreduce_init(&in, &out, 1, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &request);
+    MPI_Start(&request);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    MPI_Request_free(&request);
+  }
+#else
   MPI_Allreduce(&in, &out, 1, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+#endif
   if (rank == 0) printf("ranks %d sum %g\n", size, out);
 #ifdef WITH_API
   {

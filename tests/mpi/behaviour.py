@@ -68,6 +68,7 @@ def bind_now(context: Context) -> None:
     allowed = re.compile(
         r"(MPI_I?(Allreduce|Reduce|Reduce_scatter|Reduce_scatter_block)(_init)?(_c)?"
         r"|MPI_(Start|Startall|Cancel|Request_free|(Wait|Test)(all|any|some)?|Request_get_status(_all|_any|_some)?)"
+        r"|MPIX_(Allreduce|Reduce|Reduce_scatter|Reduce_scatter_block)_init|MPI_(Type|Op)_free"
         r"|MPI_(Alloc_mem|Free_mem|Barrier|Cart_create|Cart_sub|Comm_create)"
         r"|MPI_I?(Bcast|(Gather|Scatter|Allgather|Alltoall)v?|Alltoallw|Scan|Exscan)(_init)?(_c)?"
         r"|MPI_I?[BSR]?send(_init)?(_c)?|MPI_I?(M?recv|Sendrecv|Sendrecv_replace)(_c)?|MPI_Recv_init(_c)?|MPI_Reduce_local(_c)?"

@@ -45,5 +45,42 @@ foreach(family mpich openmpi)
       trib_mpi_test(errors ${mpi} 2,3 --env TEST_OWN_CLASSES=1 --expect "as expected" --
                     ${CMAKE_CURRENT_BINARY_DIR}/mpi_errors_debian_${family} count)
     endif()
+    if(TRIB_CXX_${family} AND family STREQUAL openmpi)
+      # Persistent reductions, which this MPI lacks, by mpi_persistent.h: the programs are linked with Tributary.
+      set(at ${CMAKE_CURRENT_BINARY_DIR}/mpi_)
+      set(link -L$<TARGET_FILE_DIR:tributary_${family}> -ltributary_${family} -Wl,-rpath,$<TARGET_FILE_DIR:tributary_${family}>)
+      foreach(name requests tuning emulation emulation_behind)
+        set(program ${at}${name}_debian_linked)
+        string(REPLACE _behind "" source ${name})
+        set(before)
+        if(name STREQUAL emulation_behind)
+          set(before -lmpi)
+        endif()
+        add_custom_command(OUTPUT ${program}
+          COMMAND ${TRIB_CXX_${family}} -std=c++20 -O1 -DOMPI_SKIP_MPICXX -DTEST_LINKED=1 -I${PROJECT_SOURCE_DIR}/include
+                  ${CMAKE_CURRENT_SOURCE_DIR}/${source}.cpp -o ${program} ${before} ${link} -ldl
+          DEPENDS ${source}.cpp check.hpp gpu.hpp requests_bag.hpp requests_reduction.hpp
+                  ${PROJECT_SOURCE_DIR}/include/tributary/mpi_persistent.h tributary_${family})
+        add_custom_target(build_mpi_${name}_debian_linked ALL DEPENDS ${program})
+        add_dependencies(mpi_tests build_mpi_${name}_debian_linked)
+      endforeach()
+      trib_mpi_test(requests ${mpi} 2,3 --expect "requests: " ${at}requests_debian_linked)
+      trib_mpi_test(requests-linked ${mpi} 2,3 --no-preload --env TRIB_STATS=1 --expect "allreduce_init" --expect "requests: "
+                    ${at}requests_debian_linked)
+      set(freed first persistent-order persistent-free-active persistent-comm-freed)
+      trib_mpi_test(requests-ours ${mpi} 2,3 --expect "requests: " ${at}requests_debian_linked ${freed} pending-comm-freed)
+      trib_mpi_test(requests-disabled ${mpi} 1,2,3 --no-preload --env TRIB_ENABLE=0 --expect "requests: "
+                    ${at}requests_debian_linked ${freed} late persistent persistent-mixed persistent-often threads communicators
+                    errors)
+      trib_mpi_test(emulation ${mpi} 1,2,3,4 --expect "emulation: " ${at}emulation_debian_linked)
+      trib_mpi_test(emulation-linked ${mpi} 2,3 --no-preload --expect "emulation: " ${at}emulation_debian_linked)
+      trib_mpi_protected_test(emulation-protected ${mpi} 1,2,3 --env TRIB_STATS=1 --expect "emulation: "
+                              --expect "GPU buffers through host memory" ${at}emulation_debian_linked)
+      trib_mpi_test(emulation-behind ${mpi} 1,2 --no-preload --expect "emulation: refused" ${at}emulation_behind_debian_linked
+                    behind)
+      trib_mpi_test(emulation-preloaded ${mpi} 2 --expect "emulation: " ${at}emulation_behind_debian_linked)
+      trib_mpi_test(tuning-linked ${mpi} 2 --no-preload --env TRIB_TUNE_BUDGET_MS=100 --expect "bits "
+                    ${at}tuning_debian_linked)
+    endif()
   endif()
 endforeach()

@@ -13,12 +13,14 @@
 #include <vector>
 
 #include "check.hpp"
+#include "tributary/mpi_persistent.h"
 
-// Open MPI 4 lacks them; Open MPI 5 has them, and calls itself MPI 3.1. Those of MPICH 4.0.2 are
-// not to be used: MPI_Test of an inactive one gives flag 0.
+// Open MPI 4 lacks them, so that the program has to be linked with Tributary, as TEST_LINKED says;
+// Open MPI 5 has them, and calls itself MPI 3.1. Those of MPICH 4.0.2 are not to be used: MPI_Test
+// of an inactive one gives flag 0.
 #if defined(MPICH_NUMVERSION) && MPICH_NUMVERSION < 40100000
 #define HAS_PERSISTENT_REDUCTIONS 0
-#elif MPI_VERSION >= 4 || (defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION >= 5)
+#elif MPI_VERSION >= 4 || (defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION >= 5) || TEST_LINKED
 #define HAS_PERSISTENT_REDUCTIONS 1
 #else
 #define HAS_PERSISTENT_REDUCTIONS 0
@@ -28,6 +30,12 @@
 #define FORM(large, name, ...) ((large) ? name##_c(__VA_ARGS__) : name(__VA_ARGS__))
 #else
 #define FORM(large, name, ...) name(__VA_ARGS__)
+#endif
+#define HAS_LARGE_INIT (MPI_VERSION >= 4 || TEST_LINKED)
+#if HAS_LARGE_INIT
+#define INIT(large, name, ...) ((large) ? name##_init_c(__VA_ARGS__) : name##_init(__VA_ARGS__))
+#else
+#define INIT(large, name, ...) name##_init(__VA_ARGS__)
 #endif
 
 // ------------------------------------------------------------------------------------------ report
@@ -265,13 +273,13 @@ class Reduction {
     const auto [in, out, counts, large_counts] = arguments();
     switch (what_.collective) {
       case Collective::allreduce:
-        return FORM(what_.large, MPI_Allreduce_init, in, out, what_.count, kind_.type, kind_.op,
-                    comm_, MPI_INFO_NULL, request);
+        return INIT(what_.large, MPI_Allreduce, in, out, what_.count, kind_.type, kind_.op, comm_,
+                    MPI_INFO_NULL, request);
       case Collective::reduce:
-        return FORM(what_.large, MPI_Reduce_init, in, out, what_.count, kind_.type, kind_.op,
-                    what_.root, comm_, MPI_INFO_NULL, request);
+        return INIT(what_.large, MPI_Reduce, in, out, what_.count, kind_.type, kind_.op, what_.root,
+                    comm_, MPI_INFO_NULL, request);
       case Collective::reduce_scatter:
-#if MPI_VERSION >= 4
+#if HAS_LARGE_INIT
         if (what_.large)
           return MPI_Reduce_scatter_init_c(in, out, large_counts, kind_.type, kind_.op, comm_,
                                            MPI_INFO_NULL, request);
@@ -279,7 +287,7 @@ class Reduction {
         return MPI_Reduce_scatter_init(in, out, counts, kind_.type, kind_.op, comm_, MPI_INFO_NULL,
                                        request);
       default:
-        return FORM(what_.large, MPI_Reduce_scatter_block_init, in, out, what_.count, kind_.type,
+        return INIT(what_.large, MPI_Reduce_scatter_block, in, out, what_.count, kind_.type,
                     kind_.op, comm_, MPI_INFO_NULL, request);
     }
   }
