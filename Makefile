@@ -103,7 +103,7 @@ demo: build  ## a benchmark that is not ours, without and with Tributary; table 
 docs: build  ## write the generated pages of docs/ anew
 	@$(TRIB) info --markdown docs
 
-install: build  ## install libraries, header and tools below PREFIX
+install: build  ## install libraries, headers and tools below PREFIX
 	@[ -n "$(PREFIX)" ] || { echo "make: say where: make install PREFIX=/some/folder" >&2; exit 1; }
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
