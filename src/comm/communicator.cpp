@@ -79,9 +79,11 @@ inline void Communicator::run_checked(const Request& request) {
     plan.seen_out = request.out;
   }
   if (!meets_) meets_ = channel_->is_time_to_meet(Occasion::devices);
+  // Which of them comes first must not depend on what only this rank knows, such as whether it uses
+  // a device: ranks meet in them.
+  if (!meets_ && plan.is_mappable && run_mapped(request, plan)) return;
   if (meets_ || devices_.are_in_use) [[unlikely]]
     return run_with_devices(request, plan);
-  if (plan.is_mappable && run_mapped(request, plan)) return;
   run_path(plans_->path(plan, Route::host, group_.findings()), plan, Route::host, request.in,
            request.out);
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Reductions of buffers that lie in shared heaps, of some ranks or of all, in every form; the
 // allocator that gives them; and what a child of fork() does to them. The argument says where large
-// blocks are expected to come from: malloc and MPI_Alloc_mem, the latter alone, or none.
+// blocks are expected to come from: malloc and MPI_Alloc_mem, the latter alone, or none. With
+// `device`: the last rank uses a device besides.
 #include <malloc.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "check.hpp"
+#include "gpu.hpp"
 
 #if MPI_VERSION >= 4 || (defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION >= 5)
 #define HAS_PERSISTENT 1
@@ -251,11 +252,15 @@ void fork_child() {
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   const std::string where = argc > 1 ? argv[1] : "none";
+  void* on_device = nullptr;
+  if (where == "device" && world_rank() == world_size() - 1)
+    on_device = Gpu::get().is_here() ? Gpu::get().allocate(100) : nullptr;
   allocate();
   mix(where != "none");
   // Where malloc is the system's, a fork while the MPI is at work is the MPI's business.
   if (where == "malloc") fork_child();
   allocate();
+  if (on_device != nullptr) Gpu::get().free(on_device);
   int all = 0;
   MPI_Reduce(&calls, &all, 1, MPI_INT, MPI_SUM, 0, MPI_COMM_WORLD);
   if (world_rank() == 0) std::printf("heap: %d calls checked\n", all);
