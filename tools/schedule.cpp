@@ -26,7 +26,9 @@ using trib::Script;
 constexpr const char* kUsage =
     "usage: trib-schedule COLLECTIVE [--algorithm NAME] [--bytes B] [-n N] [--root R] "
     "[--in-place]\n"
-    "                     [--lowered | --attach | --direct] [--rank R] [--format text|json]\n"
+    "                     [--domains D,D,...[/D,D,...]] [--lowered | --attach | --direct] [--rank "
+    "R]\n"
+    "                     [--format text|json]\n"
     "       trib-schedule --verify FILE [--rank R] [--format text|json]";
 
 struct Options {
@@ -35,6 +37,7 @@ struct Options {
   std::size_t bytes = 4;
   int ranks = 4;
   int root = 0;
+  trib::Levels levels;
   bool in_place = false;
   enum class Form { lowered, attach, direct } form = Form::lowered;
   int rank = -1;  ///< all
@@ -57,6 +60,14 @@ Number read_number(const std::string& option, const std::string& text, Number le
   return value;
 }
 
+trib::Levels read_levels(const std::string& text, int ranks) {
+  try {
+    return trib::parse_levels(text, ranks);
+  } catch (const std::exception& error) {
+    throw std::invalid_argument("--domains: " + text + ": " + error.what());
+  }
+}
+
 /// Options without a value.
 bool read_flag(Options& options, const std::string& option) {
   if (option == "--in-place")
@@ -74,7 +85,7 @@ bool read_flag(Options& options, const std::string& option) {
 
 Options read_options(int argc, char** argv) {
   Options options;
-  std::string root = "0", rank;
+  std::string root = "0", rank, domains;
   for (int i = 1; i < argc; ++i) {
     const std::string option = argv[i];
     if (option.rfind('-', 0) != 0 && options.collective.empty()) {
@@ -82,8 +93,8 @@ Options read_options(int argc, char** argv) {
       continue;
     }
     if (read_flag(options, option)) continue;
-    constexpr const char* with_value[] = {"--algorithm", "--bytes",  "-n",      "--root",
-                                          "--rank",      "--format", "--verify"};
+    constexpr const char* with_value[] = {"--algorithm", "--bytes", "-n",       "--root",
+                                          "--domains",   "--rank",  "--format", "--verify"};
     if (std::find(std::begin(with_value), std::end(with_value), option) == std::end(with_value))
       throw std::invalid_argument("unknown option " + option + "\n" + kUsage);
     if (++i == argc) throw std::invalid_argument(option + ": its value is missing");
@@ -96,6 +107,8 @@ Options read_options(int argc, char** argv) {
       options.ranks = read_number(option, value, 2, trib::kMaxScriptRanks);
     else if (option == "--root")
       root = value;
+    else if (option == "--domains")
+      domains = value;
     else if (option == "--rank")
       rank = value;
     else if (option == "--verify")
@@ -111,6 +124,7 @@ Options read_options(int argc, char** argv) {
   if (options.in_place && options.form != Options::Form::direct)
     throw std::invalid_argument("--in-place: only with --direct; lowered, one serves both");
   options.root = read_number("--root", root, 0, options.ranks - 1);
+  if (!domains.empty()) options.levels = read_levels(domains, options.ranks);
   if (!rank.empty()) options.rank = read_number("--rank", rank, 0, trib::kMaxScriptRanks - 1);
   return options;
 }
@@ -153,6 +167,7 @@ Script make_script(const Options& options) {
     throw std::invalid_argument("--root: " + options.collective + " has none");
   script.shape.root = options.root;
   script.shape.in_place = options.in_place;
+  script.shape.levels = options.levels;
   const trib::Algorithm& algorithm = choose(options, script.shape);
   script.algorithm = algorithm.name;
   script.is_rank_order = is_reduction(script.shape.collective) &&
@@ -230,6 +245,7 @@ ordered_json document(const Script& script) {
                    {"algorithm", script.algorithm},
                    {"ranks", script.shape.size}};
   if (has_root(script.shape.collective)) all["root"] = script.shape.root;
+  if (!script.shape.levels.empty()) all["levels"] = script.shape.levels;
   all.update({{"in_place", script.shape.in_place},
               {"rank_order", script.is_rank_order},
               {"chunks", first.chunks},

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "schedule/levels.hpp"
+
 namespace trib {
 
 enum class Collective : std::uint8_t {
@@ -59,6 +61,7 @@ struct Shape {
   /// rank's chunk of `out`; broadcast: at the root).
   bool in_place = false;
   std::vector<int> node_of;  ///< each rank's node; empty: all on one
+  Levels levels;             ///< what ranks share within the node
 
   bool has_output() const { return collective != Collective::reduce || rank == root; }
   /// Whether chunk `chunk` is in the `in` of rank `of`.

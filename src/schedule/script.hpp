@@ -37,7 +37,7 @@ namespace trib {
 /// What the text says.
 struct Script {
   std::string algorithm;  ///< a name for people, of letters, digits and underscores; may be empty
-  Shape shape;            ///< rank and node_of are not in the text
+  Shape shape;            ///< rank, node_of and levels are not in the text
   bool is_rank_order = false;       ///< see VerifiedCall
   std::vector<Schedule> schedules;  ///< of each rank; all direct or all lowered
 };

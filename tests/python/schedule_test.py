@@ -46,6 +46,16 @@ def test_one_rank(trib: Trib) -> None:
     assert status == 2 and "0 to 3" in error
 
 
+def test_domains(trib: Trib) -> None:
+    words = ["schedule", "reduce", "--algorithm", "tree4", "-n", 4, "--direct", "--domains"]
+    status, out, _ = trib(*words, "1,0,1,0")
+    assert status == 0 and out.startswith("# tree4 reduce, 4 ranks, domains 0,1,0,1\n")
+    assert "reduce out(0, 0) <- in(0, 0) in(2, 0)\n" in out
+    assert "reduce scratch(1 slot 0, 0) <- in(1, 0) in(3, 0)\n" in out
+    status, _, error = trib(*words, "0,1")
+    assert status == 2 and "--domains: 0,1: accepted: 4 numbers" in error
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [("allreduce -n 4", "one_shot"), ("allreduce -n 8 --bytes 1M", "two_shot")],

@@ -9,6 +9,7 @@ arrows show where their data come from.
 examples:
   trib schedule allreduce -n 4
   trib schedule allreduce --algorithm ring -n 8 --direct --plot out/ring.png
+  trib schedule reduce --algorithm tree4 -n 8 --domains 0,0,0,0,1,1,1,1 --direct --plot out/sockets.png
   trib schedule reduce --root 2 --bytes 64K -n 8 --rank 2
   trib schedule allreduce -n 3 --algorithm two_shot > mine.txt
   trib schedule --verify mine.txt --plot out/mine.png
@@ -66,6 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of ranks (default: 4)",
     )
     add("--root", metavar="RANK", type=int, help="root of reduce or broadcast (default: 0)")
+    add(
+        "--domains",
+        metavar="D,D,...",
+        help="how ranks share sockets or caches: the domain of each rank, as 0,0,1,1; inner levels behind a slash",
+    )
     add("--in-place", action="store_true", help="with --direct: for calls in place")
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument(
@@ -92,6 +98,7 @@ def _native(parsed: argparse.Namespace) -> list[str]:
     words = [parsed.collective, "--algorithm", parsed.algorithm, "--bytes", str(size)]
     words += ["-n", str(parsed.ranks)]
     words += ["--root", str(parsed.root)] if parsed.root is not None else []
+    words += ["--domains", parsed.domains] if parsed.domains else []
     for form in ("in_place", "direct", "attach"):
         words += [f"--{form.replace('_', '-')}"] if getattr(parsed, form) else []
     return words
@@ -103,7 +110,9 @@ def _number(value: float) -> str:
 
 def _title(document: dict[str, Any]) -> str:
     text = f"{document['algorithm']} {document['collective']}".strip()
-    return f"{text}, {document['ranks']} ranks" + (", in place" if document["in_place"] else "")
+    text += f", {document['ranks']} ranks" + (", in place" if document["in_place"] else "")
+    levels = "/".join(",".join(map(str, level)) for level in document.get("levels", ()))
+    return text + (f", domains {levels}" if levels else "")
 
 
 def in_words(document: dict[str, Any], numbers: schedule.Summary) -> list[str]:
