@@ -15,14 +15,15 @@ namespace trib {
 /// - bytes read per rank: with about sqrt(p) groups, n + n/sqrt(p); allreduce twice that
 /// - scratch: a rank's share; reduce_scatter in place: a chunk more
 /// - association: a left fold over the ranks of each group, then one over the groups
+/// - levels: groups lie within domains, so that little is read across: see Groups
 ///
 /// A rank deals with the ranks of its group and one rank of each other group: with about 2 sqrt(p)
 /// peers in each direction, where `two_shot` has p - 1. And it reads from each of them a piece that
 /// is sqrt(p) times as long. Up to two ranks, and for collectives that fold nothing: `two_shot`.
 Schedule grouped_two_shot(const Shape& shape) {
   const int rank = shape.rank, size = shape.size;
-  const Groups groups(size);
-  if (groups.count == 1 || !is_reduction(shape.collective)) return two_shot(shape);
+  const Groups groups(shape);
+  if (groups.count() == 1 || !is_reduction(shape.collective)) return two_shot(shape);
   const bool is_reduce = shape.collective == Collective::reduce;
   const bool is_staged = shape.in_place && is_scatter(shape.collective);
   const int group = groups.group_of(rank);
@@ -38,9 +39,8 @@ Schedule grouped_two_shot(const Shape& shape) {
   }
 
   std::vector<Location> inputs, sums;
-  for (int r = groups.first(group); r < groups.first(group + 1); ++r)
-    inputs.push_back(in(r, begin, end - begin));
-  for (int g = 0; g < groups.count; ++g) sums.push_back(scratch(groups.holder(g, rank), 0, rank));
+  for (const int member : groups.members(group)) inputs.push_back(in(member, begin, end - begin));
+  for (int g = 0; g < groups.count(); ++g) sums.push_back(scratch(groups.holder(g, rank), 0, rank));
   // In place, a reduce_scatter's `out` covers chunks that members may still read.
   const Location result =
       is_staged ? scratch(rank, 1, rank) : out(is_reduce ? shape.root : rank, rank);

@@ -11,13 +11,15 @@
 namespace trib {
 
 /// How contributions are grouped: what the bits of a floating-point sum depend on. Algorithms of
-/// the same association give the same bits (ring: also if the chunks are the same).
+/// the same association give the same bits in the same layout (ring: also if the chunks are the
+/// same).
 enum class Association {
   rank_order,  ///< a left fold over ranks 0, 1, 2, ...
-  groups,      ///< a left fold in blocks of consecutive ranks, then one over the blocks
+  groups,      ///< a left fold in groups of ranks, then one over the groups: see Groups
   ring,        ///< each chunk in ring order, starting behind its owner
   hypercube,   ///< neighbours beyond a power of two first, then pairwise by distance 1, 2, 4, ...
-  tree2,       ///< by subtree of a binomial tree rooted at the root (rank 0 where there is none)
+  tree2,       ///< by subtree of a binomial tree rooted at the root (rank 0 where there is none),
+               ///< or of several by level: see tree.cpp
   tree4,       ///< the same of radix 4
   tree8,       ///< the same of radix 8
 };
