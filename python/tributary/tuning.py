@@ -51,6 +51,7 @@ class Finding:
     determinism: str
     ranks: int
     nodes: int
+    layout: str  #: what ranks share within a node; empty: nothing that counts
     bytes: int
     is_default: bool
     way: Way
@@ -87,6 +88,7 @@ def _finding(machine_name: str, row: dict[str, Any]) -> Finding:
         determinism=row["determinism"],
         ranks=row["ranks"],
         nodes=row["nodes"],
+        layout=row.get("layout", ""),
         bytes=row["bytes"],
         is_default=row["is_default"],
         way=_way(row),

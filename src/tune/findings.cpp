@@ -23,13 +23,13 @@ Choice Variant::choice() const {
 
 bool is_same_row(const Finding& a, const Finding& b) {
   return a.collective == b.collective && a.place == b.place && a.freedom == b.freedom &&
-         a.ranks == b.ranks && a.nodes == b.nodes &&
+         a.ranks == b.ranks && a.nodes == b.nodes && a.layout == b.layout &&
          std::bit_width(a.bytes) == std::bit_width(b.bytes);
 }
 
-Findings::Findings(const std::vector<Finding>& rows, int ranks, int nodes) {
+Findings::Findings(const std::vector<Finding>& rows, int ranks, int nodes, std::uint64_t layout) {
   for (const Finding& row : rows)
-    if (row.ranks == ranks && row.nodes == nodes) rows_.push_back(row);
+    if (row.ranks == ranks && row.nodes == nodes && row.layout == layout) rows_.push_back(row);
 }
 
 Findings Findings::with(const Finding& row) const {

@@ -32,7 +32,8 @@ struct Finding {
   Key::Place place = Key::Place::host;
   Config::Determinism freedom = Config::Determinism::run;  ///< see freedom_of()
   int ranks = 2, nodes = 1;
-  std::size_t bytes = 0;  ///< of the vector that was measured
+  std::uint64_t layout = 0;  ///< of the ranks in a node: see layout_of()
+  std::size_t bytes = 0;     ///< of the vector that was measured
   // What is best there, unless nothing is better than the default's choice by a margin.
   bool is_default = true;
   Variant best;
@@ -50,8 +51,8 @@ bool is_same_row(const Finding& a, const Finding& b);
 class Findings {
  public:
   Findings() = default;
-  /// Keeps the rows for so many ranks and nodes.
-  Findings(const std::vector<Finding>& rows, int ranks, int nodes);
+  /// Keeps the rows for so many ranks and nodes, and a layout.
+  Findings(const std::vector<Finding>& rows, int ranks, int nodes, std::uint64_t layout = 0);
   Findings with(const Finding& row) const;
 
   /// The row for the nearest number of bytes, in proportion, of those that are not further away

@@ -13,6 +13,7 @@
 #include <bit>
 #include <cctype>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -88,6 +89,23 @@ double rounded_us(double seconds) {
   return std::strtod(text, nullptr);
 }
 
+std::string hexadecimal(std::uint64_t value) {
+  char text[20];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+std::uint64_t layout(const json& value) {
+  std::uint64_t number = 0;
+  if (value.is_string()) {
+    const auto& text = value.get_ref<const std::string&>();
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, number, 16);
+    if (error == std::errc() && stop == end && number != 0) return number;
+  }
+  refuse("\"layout\" of a row is no hexadecimal number");
+}
+
 std::vector<std::string_view> collective_names() {
   std::vector<std::string_view> names;
   for (int i = 0; i < kAllCollectives; ++i) names.push_back(name(static_cast<Collective>(i)));
@@ -135,6 +153,7 @@ Record read_record(const std::string& machine, const json& row) {
   finding.freedom = static_cast<Config::Determinism>(index_in(kFreedoms, row, "determinism"));
   finding.ranks = static_cast<int>(number(row, "ranks", 1 << 30));
   finding.nodes = static_cast<int>(number(row, "nodes", 1 << 30));
+  if (row.contains("layout")) finding.layout = layout(row["layout"]);
   finding.bytes = number(row, "bytes", std::size_t{1} << 50);
   const json& is_default = member(row, "is_default");
   if (!is_default.is_boolean()) refuse("\"is_default\" of a row is neither true nor false");
@@ -162,6 +181,7 @@ std::string row_text(const Record& record) {
   row["determinism"] = kFreedoms[static_cast<int>(finding.freedom)];
   row["ranks"] = finding.ranks;
   row["nodes"] = finding.nodes;
+  if (finding.layout != 0) row["layout"] = hexadecimal(finding.layout);
   row["bytes"] = finding.bytes;
   row["is_default"] = finding.is_default;
   write_variant(row, finding.best, finding.place);
@@ -180,7 +200,8 @@ std::string row_text(const Record& record) {
 
 auto order_of(const Record& record) {
   const Finding& f = record.finding;
-  return std::tuple(record.machine, f.ranks, f.nodes, f.collective, f.place, f.freedom, f.bytes);
+  return std::tuple(record.machine, f.ranks, f.nodes, f.layout, f.collective, f.place, f.freedom,
+                    f.bytes);
 }
 
 // --------------------------------------------------------------------------------------------- the
@@ -211,7 +232,7 @@ std::vector<Record> read(const std::string& path) {
     if (errno == ENOENT || errno == ENOTDIR) return {};
     fail("cannot be read");
   }
-  struct stat status {};
+  struct stat status{};
   if (::fstat(file.get(), &status) != 0) fail("cannot be read");
   if (!S_ISREG(status.st_mode)) throw Error(Code::argument, "is no plain file");
   if (static_cast<std::size_t>(status.st_size) > kMostBytes)
@@ -367,10 +388,11 @@ std::string to_text(const std::vector<Record>& records) {
 }
 
 std::vector<Record> merge(const std::vector<Record>& records, const std::vector<Record>& more) {
-  using Row = std::tuple<std::string, Collective, Key::Place, Config::Determinism, int, int, int>;
+  using Row = std::tuple<std::string, Collective, Key::Place, Config::Determinism, int, int,
+                         std::uint64_t, int>;
   const auto row_of = [](const Record& record) {
     const Finding& f = record.finding;
-    return Row(record.machine, f.collective, f.place, f.freedom, f.ranks, f.nodes,
+    return Row(record.machine, f.collective, f.place, f.freedom, f.ranks, f.nodes, f.layout,
                std::bit_width(f.bytes));
   };
   std::map<Row, std::size_t> places;

@@ -250,6 +250,29 @@ TEST(TuningFile, ReadsBackWhatItWrote) {
   EXPECT_EQ(to_text(parse_records(to_text({}))), to_text({}));
 }
 
+TEST(TuningFile, TellsLayoutsApart) {
+  Finding flat = finding(1 * KiB, "tree4", 16), split = finding(1 * KiB, "tree8", 16);
+  split.layout = 0xfedcba9876543210u;
+  const std::vector<Record> both =
+      parse_records(to_text(merge({record("here", flat)}, {record("here", split)})));
+  ASSERT_EQ(both.size(), 2u);
+  EXPECT_EQ(both[0].finding.layout, 0u);
+  EXPECT_EQ(both[1].finding.layout, split.layout);
+  const std::vector<Finding> rows{both[0].finding, both[1].finding};
+  for (const Finding& row : rows) {
+    const Findings kept(rows, 16, 1, row.layout);
+    ASSERT_EQ(kept.rows().size(), 1u);
+    EXPECT_STREQ(kept.rows()[0].best.algorithm, row.best.algorithm);
+  }
+  EXPECT_TRUE(Findings(rows, 16, 1, 7).rows().empty());
+  for (const char* const wrong : {"\"\"", "\"0\"", "\"wide\"", "12", "\"123456789abcdef01\""}) {
+    std::string text = to_text(both);
+    const std::string good = "\"fedcba9876543210\"";
+    text.replace(text.find(good), good.size(), wrong);
+    EXPECT_NE(complaint(text), "") << wrong;
+  }
+}
+
 TEST(TuningFile, ADamagedTextIsRefusedWithAReason) {
   const std::string good = to_text(some_records());
   const auto with = [&good](std::string_view from, std::string_view to) {

@@ -178,21 +178,25 @@ def _group(findings: list[tuning.Finding]) -> dict[tuple[Any, ...], list[tuning.
         key=lambda f: (
             f.ranks,
             f.nodes,
+            f.layout,
             f.place,
             f.determinism,
             order.get(f.collective, 9),
             f.bytes,
         ),
     ):
-        groups.setdefault((f.collective, f.ranks, f.nodes, f.place, f.determinism), []).append(f)
+        group = (f.collective, f.ranks, f.nodes, f.layout, f.place, f.determinism)
+        groups.setdefault(group, []).append(f)
     return groups
 
 
 def _title(group: tuple[Any, ...]) -> str:
-    collective, ranks, nodes, place, determinism = group
+    collective, ranks, nodes, layout, place, determinism = group
     text = f"{bench.function_name(collective, 'blocking')}, {ranks} ranks"
     if nodes > 1:
         text += f" on {nodes} nodes"
+    if layout:
+        text += f", layout {layout}"
     if place == "device":
         text += ", buffers on GPUs"
     return text + (f", determinism {determinism}" if determinism != "run" else "")
