@@ -16,6 +16,15 @@ struct Config {
   bool enable = true;           ///< TRIB_ENABLE
   char algorithm[32] = "auto";  ///< TRIB_ALGORITHM: "auto" or a row of the registry
   enum class Determinism : int { run, order, any } determinism = Determinism::run;
+  enum class Levels : int {
+    automatic,
+    none,
+    socket,
+    numa,
+    l3,
+    l2,
+    core
+  } levels = Levels::automatic;  ///< TRIB_LEVELS=auto|none|socket|numa|l3|l2|core
   enum class Attach : int {
     automatic,
     off,

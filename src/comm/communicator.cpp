@@ -17,6 +17,7 @@
 #include "base/log.hpp"
 #include "comm/cut.hpp"
 #include "comm/staging.hpp"
+#include "comm/topology.hpp"
 
 namespace trib {
 namespace {
@@ -758,11 +759,13 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
     log_once(Config::Log::warn, line + ": rank 0's value is used");
   cpu_set_t cores;
   CPU_ZERO(&cores);
+  std::vector<cpu_set_t> bindings;
   std::map<std::uint64_t, int> nodes;
   for (const Introduction& other : all) {
     group_.node_of.push_back(
         nodes.try_emplace(other.node, static_cast<int>(nodes.size())).first->second);
     CPU_OR(&cores, &cores, &other.cores);
+    bindings.push_back(other.cores);
     meets_ = meets_ || other.uses_device;
   }
   is_crowded_ = CPU_COUNT(&cores) < group_.size;
@@ -790,6 +793,7 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
       log_once(Config::Log::warn, "no shared memory, all reductions are left to the MPI: " + why);
     return;
   }
+  group_.levels = agree_on_levels(*bootstrap_, group_.config, bindings);
   adopt(Key::Place::host);
   plans_ = std::make_unique<Plans>(group_, *channel_, kPlans, /*has_no_data=*/false);
 }
@@ -798,7 +802,8 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
 void Communicator::adopt(Key::Place place) {
   Findings findings = group_.findings();
   for (const Finding& row : adopt_findings(*bootstrap_, group_.config, devices_.backend, place))
-    if (row.nodes == group_.nodes()) findings = findings.with(row);
+    if (row.nodes == group_.nodes() && row.layout == layout_of(group_.levels))
+      findings = findings.with(row);
   group_.set(std::move(findings));
 }
 

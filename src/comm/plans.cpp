@@ -30,6 +30,7 @@ Shape Group::shape(Collective collective, int root) const {
   shape.size = size;
   shape.root = root;
   shape.node_of = node_of;
+  shape.levels = levels;
   return shape;
 }
 

@@ -31,6 +31,7 @@ constexpr std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
 struct Group {
   int rank = 0, size = 1;
   std::vector<int> node_of;
+  Levels levels;
   Config config;
 
   /// What was measured, as far as this point of the program: ranks add to it in calls that all make

@@ -173,6 +173,7 @@ class Tuner {
     finding.freedom = freedom_of(key, parts_.group.config);
     finding.ranks = parts_.group.size;
     finding.nodes = parts_.group.nodes();
+    finding.layout = layout_of(parts_.group.levels);
     finding.bytes = key.bytes;
     const auto best = static_cast<std::size_t>(measured.best);
     record.is_thorough = measured.is_thorough;
