@@ -11,6 +11,7 @@
 #include "backend/backend.hpp"
 #include "base/config.hpp"
 #include "base/types.hpp"
+#include "comm/topology.hpp"
 #include "tune/tuning_file.hpp"
 
 namespace {
@@ -75,6 +76,31 @@ ordered_json dtypes() {
   return rows;
 }
 
+/// "0-3,8"
+std::string text_of(const cpu_set_t& processors) {
+  std::string text;
+  for (int begin = 0; begin < CPU_SETSIZE; ++begin) {
+    if (!CPU_ISSET(begin, &processors)) continue;
+    int last = begin;
+    while (last + 1 < CPU_SETSIZE && CPU_ISSET(last + 1, &processors)) ++last;
+    text += (text.empty() ? "" : ",") + std::to_string(begin);
+    if (last > begin) text += "-" + std::to_string(last);
+    begin = last;
+  }
+  return text;
+}
+
+ordered_json levels() {
+  const trib::Topology topology = trib::read_topology(trib::Config::Levels::none);
+  ordered_json rows = ordered_json::array();
+  for (const trib::Domains& kind : topology.kinds) {
+    ordered_json domains = ordered_json::array();
+    for (const cpu_set_t& processors : kind.processors) domains.push_back(text_of(processors));
+    rows.push_back({{"kind", kind.kind}, {"domains", domains}});
+  }
+  return {{"missing", topology.missing}, {"kinds", rows}};
+}
+
 }  // namespace
 
 int main() {
@@ -82,10 +108,10 @@ int main() {
     const trib::Config config = trib::read_config();
     const ordered_json tuning{{"file", trib::tuning_path(config.tuning_file)},
                               {"machine", trib::machine_name()}};
-    const ordered_json all{{"version", TRIB_VERSION}, {"settings", settings(config)},
-                           {"tuning", tuning},        {"algorithms", algorithms()},
-                           {"backends", backends()},  {"dtypes", dtypes()},
-                           {"operators", operators()}};
+    const ordered_json all{{"version", TRIB_VERSION},    {"settings", settings(config)},
+                           {"tuning", tuning},           {"levels", levels()},
+                           {"algorithms", algorithms()}, {"backends", backends()},
+                           {"dtypes", dtypes()},         {"operators", operators()}};
     std::printf("%s\n", all.dump(2).c_str());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "trib-info: %s\n", error.what());

@@ -39,6 +39,26 @@ def test_json(trib: Trib, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(b["name"] == "host" for b in data["backends"])
 
 
+def test_levels(trib: Trib, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HWLOC_SYNTHETIC", "pack:2 [numa] l3:2 core:2 pu:1")
+    tree.info.cache_clear()
+    levels = json.loads(trib("info", "--json")[1])["levels"]
+    assert levels["missing"] == ""
+    found = {kind["kind"]: kind["domains"] for kind in levels["kinds"]}
+    assert found["socket"] == found["numa"] == ["0-3", "4-7"]
+    assert found["l3"] == ["0-1", "2-3", "4-5", "6-7"]
+    assert "0-3  4-7" in trib("info")[1]
+
+
+def test_levels_without_hwloc(trib: Trib, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "libhwloc.so.15").touch()  # which the loader finds first, and refuses
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    tree.info.cache_clear()
+    levels = json.loads(trib("info", "--json")[1])["levels"]
+    assert "libhwloc.so.15" in levels["missing"] and levels["kinds"] == []
+    assert "hwloc: " in trib("info")[1]
+
+
 def test_for_people(trib: Trib) -> None:
     status, out, _ = trib("info")
     assert status == 0

@@ -172,6 +172,11 @@ def _print(data: dict[str, Any], console: Console) -> None:
     for one in data["backends"]:
         backends.add_row(one["name"], one["description"])
     console.print(backends)
+    levels = table("What processors share (hwloc)", "kind", "domains", "processors of each")
+    for one in data["levels"]["kinds"]:
+        levels.add_row(one["kind"], str(len(one["domains"])), "  ".join(one["domains"]) or "-")
+    missing = data["levels"]["missing"]
+    console.print(f"hwloc: {missing}" if missing else levels, highlight=False, markup=False)
     settings = table(
         "Settings", "variable", "value", "default", "origin", "accepted", "what it does"
     )
