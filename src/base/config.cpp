@@ -213,7 +213,7 @@ const std::vector<Setting>& settings() {
       choice("TRIB_DETERMINISM", &Config::determinism, {"run", "order", "any"}, true,
              "run: same bits in every run of the same layout; order: the bits of a left fold over ranks; any: whatever is fastest, so that bits may change with what tuning finds"),
       choice("TRIB_LEVELS", &Config::levels, {"auto", "none", "socket", "numa", "l3", "l2", "core"}, true,
-             "what ranks that are bound to processors are grouped by, in trees and grouped_two_shot: auto: sockets, NUMA nodes and L3 caches, from 9 ranks on; none: their numbers alone"),
+             "what ranks that are bound to processors are grouped by, in trees and grouped_two_shot: auto: sockets, NUMA nodes and L3 caches, from 9 ranks on; none: their numbers alone, until what levels gain has been measured"),
       choice("TRIB_ATTACH", &Config::attach, {"auto", "off", "always"}, true,
              "always: read peers' memory directly where the kernel allows it; auto: where that was seen to pay, which is nowhere yet"),
       choice("TRIB_SEGMENT", &Config::segment, {"auto", "memfd", "file"}, true, "where shared memory comes from"),

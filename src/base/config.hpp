@@ -24,7 +24,7 @@ struct Config {
     l3,
     l2,
     core
-  } levels = Levels::automatic;  ///< TRIB_LEVELS=auto|none|socket|numa|l3|l2|core
+  } levels = Levels::none;  ///< TRIB_LEVELS=auto|none|socket|numa|l3|l2|core
   enum class Attach : int {
     automatic,
     off,
