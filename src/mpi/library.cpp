@@ -103,6 +103,15 @@ bool is_first_rank() {
   return true;
 }
 
+}  // namespace
+
+bool is_asked_for_many_ranks() {
+  const char* const ranks = std::getenv("TRIB_N");  // of trib run
+  return ranks != nullptr && std::atoi(ranks) > 1;
+}
+
+namespace {
+
 std::unique_ptr<Library> load() {
   auto result = std::make_unique<Library>();
   Family family = Family::unknown;
@@ -139,7 +148,11 @@ std::unique_ptr<Library> load() {
     if (is_first_rank())
       log_once(Config::Log::warn, "this preload library is for " + std::string(describe(kOurs)) +
                                       ", but " + path + " is " + describe(family) +
-                                      ": its reductions are left as they are");
+                                      ": its reductions are left as they are" +
+                                      (is_asked_for_many_ranks()
+                                           ? "; if mpiexec is of the same family as this library, "
+                                             "the job falls apart into programs of one rank each"
+                                           : ""));
     return result;
   }
 #define TRIB_LOOK_UP(name)                                                                       \

@@ -103,6 +103,9 @@ inline const Library& library() {
   return found ? *found : find_library();
 }
 
+/// Whether this is a rank of a job that `trib run` was to start with several.
+bool is_asked_for_many_ranks();
+
 /// Throws Error if MPI_Start of the program does not come here first: where the program is linked
 /// with the MPI before this library, or a tool stands in between.
 void check_is_in_front();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "mpi/lifetime.hpp"
 
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <string>
@@ -51,7 +52,15 @@ bool is_world_running() {
 }
 
 // So that nonblocking reductions, which may not wait for other ranks, find everything ready.
-void end_init() noexcept { begin_world(); }
+void end_init() noexcept {
+  int size = 0;
+  if (is_asked_for_many_ranks() && library().is_ours && is_world_running() &&
+      library().Comm_size(MPI_COMM_WORLD, &size) == MPI_SUCCESS && size == 1)
+    log_once(Config::Log::warn,
+             "trib run was asked for TRIB_N=" + std::string(std::getenv("TRIB_N")) +
+                 " ranks, but this is a job of one: the launcher does not fit the program's MPI");
+  begin_world();
+}
 
 void begin_finalize() noexcept {
   if (finalize_depth++ > 0) return;

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,9 @@ import launch
 
 
 class Context:
-    def __init__(self, mpis: dict[str, launch.Mpi], mpi: launch.Mpi, programs: Path, suffix: str):
-        self.mpis, self.mpi, self.programs, self.suffix = mpis, mpi, programs, suffix
+    def __init__(self, mpis_file: str, name: str, programs: Path, suffix: str):
+        self.mpis_file, self.mpis = mpis_file, launch.known(mpis_file)
+        self.mpi, self.programs, self.suffix = self.mpis[name], programs, suffix
 
     def program(self, name: str) -> str:
         return str(self.programs / f"mpi_{name}_{self.suffix}")
@@ -262,6 +264,25 @@ def private_mpi(context: Context) -> None:
     )
 
 
+def full_shm(context: Context) -> None:
+    """Where /dev/shm is full or tiny, all goes on, with one warning. Only root may try it on a /dev/shm of its own."""
+    mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh"]
+    if context.mpi.kind != "mpich":
+        print("full_shm: not tried: this MPI itself dies where /dev/shm is full")
+        return
+    if shutil.which("unshare") is None or subprocess.run([*mount, "true"], check=False, capture_output=True).returncode:
+        print("full_shm: not tried: no mounts may be made here")
+        return
+    for room, warning in ((0, "all reductions are left to the MPI"), (300_000, "they go in small pieces")):
+        done = subprocess.run(
+            [*mount, sys.executable, launch.__file__, "--mpis", context.mpis_file, "--mpi", context.mpi.name,
+             "--ranks", "2", "--env", "TRIB_SEGMENT=file", "--expect", warning,
+             context.program("full_shm"), str(room)],
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        expect(done.returncode == 0, done.stdout + done.stderr)
+
+
 CHECKS: dict[str, Callable[[Context], None]] = {
     function.__name__: function
     for function in (
@@ -270,6 +291,7 @@ CHECKS: dict[str, Callable[[Context], None]] = {
         other_family,
         stats,
         settings,
+        full_shm,
         disagreement,
         time_limit,
         killed,
@@ -291,8 +313,7 @@ def main() -> int:
     if arguments.list:
         print("\n".join(CHECKS))
         return 0
-    mpis = launch.known(arguments.mpis)
-    context = Context(mpis, mpis[arguments.mpi], arguments.programs, arguments.suffix)
+    context = Context(arguments.mpis, arguments.mpi, arguments.programs, arguments.suffix)
     for name in arguments.checks or CHECKS:
         CHECKS[name](context)
         print(f"{name}: fine")
