@@ -10,8 +10,10 @@ MAKEFLAGS += --no-builtin-rules
 JOBS ?= $(shell nproc)
 BUILD ?= build
 VENV := $(CURDIR)/.venv
-PIP := $(VENV)/bin/pip --disable-pip-version-check --quiet
+PIP := $(VENV)/bin/pip --disable-pip-version-check --no-cache-dir --quiet
 MPI := $(VENV)/mpi
+# matplotlib would keep its list of fonts in the home folder.
+export MPLCONFIGDIR := $(VENV)/matplotlib
 
 # MPIs from PyPI, each in a prefix of its own under .venv/mpi since their files clash. A stamp carries the version, so
 # that a new version is installed anew.
@@ -144,6 +146,7 @@ format: setup $(VENV)/.installed-lint  ## let ruff and clang-format rewrite the 
 
 clean:  ## remove what was built
 	@rm -rf build build-* out
+	@[ ! -e $(BUILD)/CMakeCache.txt ] || [ -e $(BUILD)/CMakeLists.txt ] || rm -rf $(BUILD)
 
 distclean: clean  ## remove .venv, too
 	@rm -rf .venv python/*.egg-info
