@@ -96,6 +96,8 @@ def draw(
         other.ratio for point in points for other in point.compared.values() if other.ratio
     ]
     has_ratio = bool(known_ratios)
+    for panel in panels:
+        known_ratios += [a / b for _, a, b in (others or {}).get(panel.title, ())]
     for column, panel in enumerate(panels):
         upper, lower = axes[0][column], axes[1][column]
         lines = [
