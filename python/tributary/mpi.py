@@ -43,6 +43,14 @@ _SIGNATURES = (
 # --------------------------------------------------------------------------------- what is installed here
 
 
+def which(command: str) -> Path | None:
+    """The file that would run. Absolute: a Path drops the "./" without which it would be looked for on PATH. Not
+    resolved: a virtual environment is where its links are.
+    """
+    found = shutil.which(command)
+    return Path.cwd() / found if found else None
+
+
 @functools.cache
 def vendor_of_library(path: Path) -> str | None:
     """Whose libmpi a file is: mpich, intel or openmpi."""
@@ -147,11 +155,8 @@ def on_path() -> tuple[Installation, ...]:
     seen: set[Path] = set()
     names = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
     for name in names:
-        which = shutil.which(name)
-        if which is None:
-            continue
-        path = Path(which)
-        if path.resolve() in seen:
+        path = which(name)
+        if path is None or path.resolve() in seen:
             continue
         seen.add(path.resolve())
         known = launcher_version(path)
@@ -231,10 +236,10 @@ def _python_program(program: Path) -> Linked:
 
 def find_program(command: str) -> Path:
     """The file that would run."""
-    which = shutil.which(command)
-    if which is None:
+    path = which(command)
+    if path is None:
         raise UserError(f"CMD: {command}: no such program")
-    return Path(which)
+    return path
 
 
 def linked_with(program: Path) -> Linked:
@@ -254,7 +259,7 @@ def linked_with(program: Path) -> Linked:
         if words and Path(words[0]).name == "env":
             words = [word for word in words[1:] if not word.startswith("-")]
         if words and Path(words[0]).name.startswith("python"):
-            return _python_program(Path(shutil.which(words[0]) or words[0]))
+            return _python_program(which(words[0]) or Path(words[0]))
         return Linked(program, why="a script, whose MPI cannot be told from its file")
     try:
         linked = _from_elf(program)
@@ -359,19 +364,17 @@ def _launches(launcher: str, vendor: str) -> bool:
 def _find_launcher(linked: Linked, vendor: str, chosen: str | None) -> Installation:
     """The mpiexec of the program's own MPI: the one beside its library, on PATH, or from PyPI."""
     if chosen:
-        which = shutil.which(chosen)
-        if which is None:
+        path = which(chosen)
+        if path is None:
             raise UserError(
                 f"--launcher: {chosen}: no such program (accepted: mpiexec, srun, or a path)"
             )
-        known = launcher_version(Path(which))
+        known = launcher_version(path)
         if known is None:
             raise UserError(
-                f"--launcher: {which} does not say whose it is when asked with --version"
+                f"--launcher: {path} does not say whose it is when asked with --version"
             )
-        named = Installation(
-            known[0], Path(which).parent.parent, None, Path(which), known[1], "--launcher"
-        )
+        named = Installation(known[0], path.parent.parent, None, path, known[1], "--launcher")
         if not _launches(known[0], vendor):
             raise UserError(_refusal(linked, vendor, named))
         return named
@@ -487,6 +490,10 @@ def plan(
     made = Plan(linked, abi, vendor, None, rank_environment=rank_environment)
 
     if launcher == "srun":
+        if which("srun") is None:
+            raise UserError(
+                "--launcher: srun is not on PATH: it is Slurm's; accepted: mpiexec, srun, or the path of an mpiexec"
+            )
         made.command = ["srun", *([f"--ntasks={ranks}"] if ranks else [])]
         _check_pmi(made)
     else:

@@ -78,7 +78,9 @@ def preloads(abi: str, settings: Mapping[str, str]) -> str:
     if settings.get("TRIB_SHARED_HEAP") == "1":
         heap = _library("libtributary_heap.so")
         if heap is None:
-            raise UserError("TRIB_SHARED_HEAP=1 needs libtributary_heap.so, which is not there; `make build` builds it")
+            raise UserError(
+                "TRIB_SHARED_HEAP=1 needs libtributary_heap.so, which is not there; `make build` builds it"
+            )
         libraries.append(heap)
     return ":".join(map(str, libraries))
 
@@ -100,10 +102,26 @@ def info() -> dict[str, Any]:
     return _ask()
 
 
+def environment_settings() -> dict[str, str]:
+    """The library's settings that are set in the environment."""
+    names = [setting["variable"] for setting in info()["settings"]]
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def check_settings(settings: dict[str, str]) -> None:
-    """Let the library itself say whether it accepts these variables."""
-    _ask(settings)
-    known = ["auto", *(row["name"] for row in info()["algorithms"])]
-    wanted = settings.get("TRIB_ALGORITHM", "auto")
-    if wanted not in known:
-        raise UserError(f"TRIB_ALGORITHM={wanted}: no such algorithm; accepted: {', '.join(known)}")
+    """Let the library itself say whether it accepts these variables, beside those of the environment."""
+    values = {row["variable"]: row["value"] for row in _ask(settings)["settings"]}
+    associations = {row["name"]: row["association"] for row in info()["algorithms"]}
+    wanted = values["TRIB_ALGORITHM"]
+    if wanted == "auto":
+        return
+    if wanted not in associations:
+        known = ", ".join(("auto", *associations))
+        raise UserError(f"TRIB_ALGORITHM={wanted}: no such algorithm; accepted: {known}")
+    # The library says this only once a communicator is set up, in the words of src/tune/select.cpp.
+    if values["TRIB_DETERMINISM"] == "order" and associations[wanted] != "rank_order":
+        fitting = ", ".join(name for name, how in associations.items() if how == "rank_order")
+        raise UserError(
+            f"TRIB_ALGORITHM={wanted} does not fold in rank order, which TRIB_DETERMINISM=order asks for; "
+            f"accepted with it: auto, {fitting}"
+        )

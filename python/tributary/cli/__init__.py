@@ -35,7 +35,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
         # The others' arguments are not needed, and may cost time to find out.
         if chosen in (name, None):
             module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, parser=command)
     return parser
 
 
@@ -49,7 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--" in arguments:
             at = arguments.index("--")
             arguments, program = arguments[:at], arguments[at + 1 :]
-        parsed = _parser(chosen).parse_args(arguments)
+        parser = _parser(chosen)
+        parsed, unknown = parser.parse_known_args(arguments)
+        if unknown:  # said by the subcommand, whose usage helps
+            is_behind = unknown[0] in arguments[arguments.index(chosen or "") :]
+            speaker = parsed.parser if is_behind else parser
+            speaker.error(f"unrecognized arguments: {' '.join(unknown)}")
         parsed.program = program or getattr(parsed, "program", [])
         return int(parsed.run(parsed))
     except UserError as error:
@@ -60,3 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has left
         sys.stderr.close()
         return 141
+    except OSError as error:
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(f"trib {chosen}: {text}", file=sys.stderr)
+        return 2

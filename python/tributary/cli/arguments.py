@@ -2,8 +2,10 @@
 """Arguments that several subcommands share, and how sizes are read and written."""
 
 import argparse
+import math
 import os
 import re
+from pathlib import Path
 
 from tributary import mpi
 from tributary.errors import UserError
@@ -50,6 +52,17 @@ def bytes_text(count: float) -> str:
     return ""
 
 
+def size_text(count: float) -> str:
+    """Such as 4 B, 64 KiB: for sentences; columns of tables have `bytes_text`."""
+    text = bytes_text(count)
+    return f"{text}B" if " " in text else f"{text} B"
+
+
+def count_text(number: int, noun: str) -> str:
+    """Such as 1 rank, 2 ranks."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def time_text(microseconds: float) -> str:
     """Three significant digits or so, of microseconds."""
     if microseconds < 10:
@@ -62,6 +75,43 @@ def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
     return int(text)
+
+
+def positive_number(text: str) -> float:
+    """For argparse: a number above 0, as 25 or 0.5."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
+def check_output(path: Path | None, option: str) -> None:
+    """Make the folder of a file and see that the file can be written: before anything is measured."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file() and not path.is_dir():
+            return  # a pipe or a device: to open it is to use it
+        is_new = not path.exists()
+        with path.open("ab"):
+            pass
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise UserError(
+            f"{option}: {path} cannot be written: {error.strerror}; accepted: a file in a folder that can be written to"
+        ) from None
+
+
+def check_picture(path: Path | None, option: str = "--plot") -> None:
+    """As check_output, and the suffix."""
+    if path and path.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"{option}: {path}: accepted suffixes: .png, .svg, .pdf")
+    check_output(path, option)
 
 
 def _number(variable: str) -> int | None:

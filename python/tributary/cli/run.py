@@ -14,6 +14,7 @@ examples:
 
 import argparse
 import os
+import shlex
 import sys
 
 from tributary import mpi, tree
@@ -65,9 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(parsed: argparse.Namespace) -> dict[str, str]:
     """Variables for the ranks: those of the environment, and over them the options."""
-    names = [setting["variable"] for setting in tree.info()["settings"]]
-    settings = {name: os.environ[name] for name in names if name in os.environ}
-    for name in names:
+    settings = tree.environment_settings()
+    for setting in tree.info()["settings"]:
+        name = setting["variable"]
         value = getattr(parsed, name, None)
         if value is not None:
             settings[name] = str(int(value)) if isinstance(value, bool) else value
@@ -97,8 +98,9 @@ def run(parsed: argparse.Namespace) -> int:
         plan.rank_environment["TRIB_N"] = str(parsed.ranks)
     argv = plan.argv([str(program), *parsed.program[1:]])
     if parsed.dry_run:
-        words = [*(f"{name}={value}" for name, value in plan.environment.items()), *argv]
-        print(" ".join(words))
+        # A name that is quoted is no assignment.
+        words = [f"{name}={shlex.quote(value)}" for name, value in plan.environment.items()]
+        print(*words, shlex.join(argv))
         return 0
     sys.stdout.flush()
     sys.stderr.flush()
