@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -315,7 +316,7 @@ def lines(job: Job, measurement: Measurement) -> Iterator[dict[str, Any]]:
     if problem:
         raise UserError(problem)
     if status != 0 or ends == 0:
-        raise UserError(f"the benchmark ended with status {status}: {' '.join(argv)}")
+        raise UserError(f"the benchmark ended with status {status}: {shlex.join(argv)}")
 
 
 def read_result(line: dict[str, Any], begin: dict[str, Any], vendor: str) -> Result:
@@ -354,6 +355,7 @@ def environment(measurement: Measurement) -> dict[str, Any]:
                 model = line.split(":", 1)[1].strip()
                 break
     begin = measurement.begin
+    tuning_file = tree.info()["tuning"]["file"]
     # Only with GPU buffers; nccl_settings: the variables NCCL_...
     of_gpus = ("memory", "mode", "operations_per_sync", "gpus", "driver", "cuda")
     of_nccl = ("nccl", "nccl_library", "nccl_settings")
@@ -372,8 +374,9 @@ def environment(measurement: Measurement) -> dict[str, Any]:
         "dtype": begin.get("dtype"),
         "op": begin.get("op"),
         "repeats": begin.get("repeats"),
-        "settings": measurement.job.settings,
-        "command": " ".join(measurement.command),
+        "settings": {**tree.environment_settings(), **measurement.job.settings},
+        "tuning_file": tuning_file if tuning_file and Path(tuning_file).is_file() else None,
+        "command": shlex.join(measurement.command),
         **{key: begin[key] for key in (*of_gpus, *of_nccl) if key in begin},
     }
 

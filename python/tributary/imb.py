@@ -2,6 +2,7 @@
 """IMB-MPI1, Intel's MPI benchmark, an ordinary MPI program: running it with and without the preload library."""
 
 import re
+import shlex
 import statistics
 import subprocess
 from collections.abc import Callable, Sequence
@@ -114,7 +115,7 @@ def compare(
         if done.returncode != 0:
             tail = (done.stdout + done.stderr).strip()[-2000:]
             raise UserError(
-                f"IMB-MPI1 ended with status {done.returncode}:\n{tail}\n{' '.join(argv)}"
+                f"IMB-MPI1 ended with status {done.returncode}:\n{tail}\n{shlex.join(argv)}"
             )
         return done.stdout, done.stderr
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conftest import built_or_skip, wheel_or_skip
 
-from tributary import bench, imb, mpi
+from tributary import bench, imb, mpi, schedule, tree
 from tributary.cli import arguments
 from tributary.cli import bench as command
 from tributary.cli.demo import served_in_words
@@ -82,6 +82,22 @@ def test_picture_is_written(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size > 5000
 
 
+def test_all_points_are_in_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of another benchmark, too."""
+    from tributary import plot
+
+    figures: list[Any] = []
+    monkeypatch.setattr(plot, "_save", lambda figure, _: figures.append(figure))
+    results = [_result(1 << k, (1.0,), (1.1,)) for k in range(2, 9)]
+    others = {"MPI_Allreduce": [(4, 9.0, 1.0), (256, 1.0, 5.0)]}
+    plot.draw(bench.panels(results), tmp_path / "x.png", "title", "subtitle", "MPICH", others)
+    (lower,) = figures[0].axes[1:]
+    low, high = lower.get_ylim()
+    shown = [float(y) for line in lower.lines for y in line.get_ydata()]
+    assert {9.0, 0.2} <= set(shown)
+    assert low < min(shown) and max(shown) < high
+
+
 @pytest.mark.parametrize(
     ("version", "title"),
     [
@@ -118,6 +134,10 @@ def test_arguments_are_checked(trib: Trib) -> None:
             "nccl",
         ),
         ("allreduce", "--algorithm", "magic"): ("--algorithm", "ring"),
+        ("allreduce", "--batch-ms", "-1"): ("--batch-ms", "'-1'", "above 0"),
+        ("allreduce", "--batch-ms", "nan"): ("--batch-ms", "'nan'", "above 0"),
+        ("allreduce", "--batch-ms", "inf"): ("--batch-ms", "'inf'", "above 0"),
+        ("allreduce", "--batch-ms", "soon"): ("--batch-ms", "'soon'", "above 0"),
         ("allreduce", "--plot", "x.bmp"): ("--plot", ".png"),
         ("reduce", "-n", "2", "--root", "2"): ("--root", "0 to 1"),
         ("allreduce", "--mpi", "lam"): ("--mpi", "openmpi"),
@@ -126,6 +146,119 @@ def test_arguments_are_checked(trib: Trib) -> None:
         assert status == 2
         for text in texts:
             assert text in error, (words, error)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bench", "allreduce", "-n", "2", "--json", "FOLDER/x.json"),
+        ("bench", "allreduce", "-n", "2", "--plot", "FOLDER/x.png"),
+        ("tune", "--show", "--json", "FOLDER/x.json"),
+        ("tune", "--check", "--plot", "FOLDER/x.png"),
+        ("schedule", "allreduce", "--json", "FOLDER/x.json"),
+        ("schedule", "allreduce", "--plot", "FOLDER/x.png"),
+        ("demo", "--out", "FOLDER"),
+    ],
+    ids=lambda words: " ".join((words[0], words[-2])),
+)
+@pytest.mark.parametrize("folder", ["/proc/x", "FILE"])
+def test_files_are_refused_before_anything_is_measured(
+    folder: str, words: tuple[str, ...], trib: Trib, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_or_skip("trib-info")
+    built_or_skip("trib-bench-mpich")
+    built_or_skip("trib-schedule")
+    if folder == "FILE":
+        (tmp_path / "file").touch()
+        folder = str(tmp_path / "file")
+
+    def measures(*_: Any, **__: Any) -> None:
+        raise AssertionError("this would be lost")
+
+    monkeypatch.setattr(mpi, "plan", measures)
+    monkeypatch.setattr(schedule, "ask", measures)
+    status, out, error = trib(*(word.replace("FOLDER", folder) for word in words))
+    assert status == 2 and not out
+    option = next(word for word in words if word in ("--json", "--plot", "--out"))
+    assert error.startswith(f"trib {words[0]}: {option}: {folder}/"), error
+    assert "cannot be written" in error and "accepted: " in error
+
+
+def test_looking_at_a_file_leaves_it_as_it_is(tmp_path: Path) -> None:
+    arguments.check_output(tmp_path / "deep/new.json", "--json")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "deep"]
+    (tmp_path / "old.json").write_text("old")
+    arguments.check_output(tmp_path / "old.json", "--json")
+    assert (tmp_path / "old.json").read_text() == "old"
+    arguments.check_output(Path("/dev/null"), "--json")
+    with pytest.raises(UserError, match="--json"):
+        arguments.check_output(tmp_path, "--json")
+
+
+def test_errors_of_the_system_are_no_tracebacks(
+    trib: Trib, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_or_skip("trib-info")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device", "/full/x.json")
+
+    monkeypatch.setattr(command, "job_of", full)
+    status, _, error = trib("bench", "allreduce")
+    assert (status, error) == (2, "trib bench: /full/x.json: No space left on device\n")
+
+
+def test_numbers_and_sizes_in_words() -> None:
+    sizes = [arguments.size_text(size) for size in (4, 1000, 1 << 10, 3 << 19, 1 << 30)]
+    assert sizes == ["4 B", "1000 B", "1 KiB", "1.5 MiB", "1 GiB"]
+    assert arguments.count_text(1, "rank") == "1 rank"
+    assert arguments.count_text(2, "rank") == "2 ranks"
+
+
+def test_one_rank_has_nothing_to_reduce(trib: Trib) -> None:
+    built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    words = ("bench", "allreduce", "-n", "1", "--mpi", "mpich", "--sizes", "4", "--repeats", "2")
+    status, out, error = trib(*words, "--batch-ms", "1")
+    assert status == 0, error
+    assert "MPI_Allreduce, 1 rank, f32 sum" in out and "ranks" not in out + error
+    assert "One rank has nothing to reduce: the MPI served every call" in out
+    assert "at least as fast" not in out and "left these calls" not in out
+    assert "allreduce 4 B: " in error
+
+
+def test_calls_left_to_the_mpi_are_not_compared() -> None:
+    left = bench.Side("tributary", "mpi", (2.0,), 0)
+    served = _result(8, (1.0,), (2.0,))
+    unserved = bench.Result("allreduce", 4, 4, left, bench.Side("mpich", "mpi", (1.0,), 0))
+    assert command.verdict([unserved]) == ""
+    assert "1 of 2 sizes" in command.verdict([served, unserved])
+
+
+def test_settings_are_written(trib: Trib, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    data, tuned = tmp_path / "x.json", tmp_path / "tuning.json"
+    monkeypatch.setenv("TRIB_SLICE", "64K")
+    monkeypatch.setenv("TRIB_ALGORITHM", "ring")
+    monkeypatch.setenv("TRIB_TUNING_FILE", str(tuned))
+    words = ("bench", "allreduce", "-n", "2", "--mpi", "mpich", "--sizes", "64", "--repeats", "2")
+
+    def measured(*more: str) -> dict[str, Any]:
+        tree.info.cache_clear()
+        status, _, error = trib(*words, "--batch-ms", "1", "--json", data, *more)
+        assert status == 0, error
+        where: dict[str, Any] = json.loads(data.read_text())["environment"]
+        return where
+
+    where = measured()
+    always = {"TRIB_SLICE": "64K", "TRIB_TUNING_FILE": str(tuned)}
+    assert where["settings"] == {**always, "TRIB_ALGORITHM": "ring"}
+    assert where["tuning_file"] is None  # there is none
+    tuned.write_text('{"format": "tributary tuning", "version": 1, "machines": {}}')
+    where = measured("--algorithm", "two_shot")
+    assert where["settings"] == {**always, "TRIB_ALGORITHM": "two_shot"}
+    assert where["tuning_file"] == str(tuned)
 
 
 @pytest.mark.parametrize("name", ["mpich", "openmpi"])

@@ -140,7 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--batch-ms",
         metavar="MS",
-        type=float,
+        type=arguments.positive_number,
         default=25,
         help="time of a batch of calls (default: 25)",
     )
@@ -207,12 +207,11 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         raise UserError(f"--mode {parsed.mode}: it needs GPU buffers: add --memory cuda")
     if parsed.memory == "host" and parsed.mpi_gpu_aware:
         raise UserError("--mpi-gpu-aware: it needs GPU buffers: add --memory cuda")
-    if parsed.plot and parsed.plot.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--plot: {parsed.plot}: accepted suffixes: .png, .svg, .pdf")
     settings: dict[str, str] = {}
     if parsed.algorithm:
         names = tuple(row["name"] for row in info["algorithms"])
         settings["TRIB_ALGORITHM"] = _choice("--algorithm", parsed.algorithm, ("auto", *names))
+    tree.check_settings(settings)
     ranks = parsed.ranks or _default_ranks(parsed.memory)
     if not 0 <= parsed.root < ranks:
         raise UserError(f"--root: {parsed.root} is not among the ranks 0 to {ranks - 1}")
@@ -243,9 +242,9 @@ def measure_with_progress(job: bench.Job) -> bench.Measurement:
     measurement = bench.Measurement(job)
     collectives = len(bench.COLLECTIVES) if job.collective == "all" else 1
     total = len(job.sizes) * collectives
-    with steps(f"{job.mpi}, {job.ranks} ranks", total) as step:
+    with steps(f"{job.mpi}, {arguments.count_text(job.ranks, 'rank')}", total) as step:
         for result in bench.measure(job, measurement):
-            text = f"{result.collective} {arguments.bytes_text(result.bytes)}B"
+            text = f"{result.collective} {arguments.size_text(result.bytes)}"
             if result.tributary:
                 text += f": {arguments.time_text(result.tributary.time_us)} us"
             for other in result.compared:
@@ -324,8 +323,19 @@ def table(
     return made
 
 
+def _is_served(result: bench.Result) -> bool:
+    """Whether Tributary did the reduction itself."""
+    if result.tributary is None or (result.ranks == 1 and result.memory == "host"):
+        return False
+    return result.tributary.algorithm != "mpi"
+
+
 def verdict(results: list[bench.Result]) -> str:
     """One sentence on the ratios to each library."""
+    if not any(map(_is_served, results)):
+        if any(r.tributary and r.ranks == 1 for r in results):
+            return "One rank has nothing to reduce: the MPI served every call."
+        return ""
     sentences = []
     for other in bench.COMPARED:
         known = [(r, ratio) for r in results if (ratio := r.ratio_to(other)) is not None]
@@ -337,13 +347,13 @@ def verdict(results: list[bench.Result]) -> str:
         against = "" if has_one else f"Against {_label(least, other)}: "
         sentences.append(
             f"{against}Tributary is at least as fast at {passed} of {len(known)} sizes (an interval that touches 1 counts); "
-            f"lowest ratio {lowest:.2f} ({least.collective}, {arguments.bytes_text(least.bytes)}B)."
+            f"lowest ratio {lowest:.2f} ({least.collective}, {arguments.size_text(least.bytes)})."
         )
     return "\n".join(sentences)
 
 
 def _job_text(begin: dict[str, Any]) -> str:
-    text = f"{begin['ranks']} ranks, {begin['dtype']} {begin['op']}"
+    text = f"{arguments.count_text(begin['ranks'], 'rank')}, {begin['dtype']} {begin['op']}"
     if begin.get("memory", "host") == "host":
         return text
     mode = {
@@ -375,7 +385,9 @@ def report(measurement: bench.Measurement, console: Console) -> None:
             "[yellow]Tributary's preload library is not built: these are the MPI's times alone.[/]"
         )
     unserved = {
-        r.collective for r in measurement.results if r.tributary and r.tributary.algorithm == "mpi"
+        r.collective
+        for r in measurement.results
+        if r.tributary and r.ranks > 1 and not _is_served(r)
     }
     if unserved:
         console.print(
@@ -407,7 +419,7 @@ def draw(measurement: bench.Measurement, path: Path) -> None:
     plot.draw(
         bench.panels(measurement.results),
         path,
-        f"Tributary and {compared}, {job.ranks} ranks",
+        f"Tributary and {compared}, {arguments.count_text(job.ranks, 'rank')}",
         f"{place}; {job.dtype} {job.op}; same job, interleaved, "
         f"median of {job.repeats} repeats; band: their span",
         mpi_title,
@@ -418,6 +430,8 @@ def draw(measurement: bench.Measurement, path: Path) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Measure, print, write; 1 if results were wrong."""
     job = job_of(parsed)
+    arguments.check_picture(parsed.plot)
+    arguments.check_output(parsed.json, "--json")
     measurement = measure_with_progress(job)
     console = output.console()
     report(measurement, console)

@@ -127,6 +127,10 @@ def run(parsed: argparse.Namespace) -> int:
     start = time.monotonic()
     sizes = arguments.read_sizes(parsed.sizes)
     tree.need_preload_library("mpich")
+    tree.check_settings({})
+    picture, data = parsed.out / "demo.png", parsed.out / "demo.json"
+    for file in (picture, data):
+        arguments.check_output(file, "--out")
 
     def say(text: str) -> None:
         print(f"demo: {text}", file=sys.stderr, flush=True)
@@ -138,9 +142,10 @@ def run(parsed: argparse.Namespace) -> int:
 
     console = output.console()
     where = bench.environment(measured)
+    ranks = arguments.count_text(parsed.ranks, "rank")
     console.print()
     console.print(
-        f"[bold]Four reductions without and with Tributary[/]: {parsed.ranks} ranks, float sum, "
+        f"[bold]Four reductions without and with Tributary[/]: {ranks}, float sum, "
         f"{where['processor']}, {where['cores']} cores\n"
         f"IMB-MPI1 (left) is not ours and not changed; median of {parsed.runs} runs of each kind, its t_max (mean over calls, slowest rank). "
         f"trib bench (right) interleaves both sides in one job; median over calls and {job.repeats} repeats. Ratio: the MPI's time / Tributary's."
@@ -150,11 +155,10 @@ def run(parsed: argparse.Namespace) -> int:
     for line in served_in_words(compared.statistics):
         console.print(f"  {line}")
     console.print(f"[bold]trib bench[/]: {verdict(measured.results)}")
-    picture, data = parsed.out / "demo.png", parsed.out / "demo.json"
     plot.draw(
         bench.panels(measured.results),
         picture,
-        f"Tributary under {measured.mpi_title}, {parsed.ranks} ranks",
+        f"Tributary under {measured.mpi_title}, {ranks}",
         f"{where['processor']}, {where['cores']} cores; float sum; trib bench: same job, interleaved, median of {job.repeats} repeats "
         "(band: their span); crosses: IMB-MPI1",
         measured.mpi_title,

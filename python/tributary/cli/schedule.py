@@ -110,7 +110,9 @@ def _number(value: float) -> str:
 
 def _title(document: dict[str, Any]) -> str:
     text = f"{document['algorithm']} {document['collective']}".strip()
-    text += f", {document['ranks']} ranks" + (", in place" if document["in_place"] else "")
+    text += f", {arguments.count_text(document['ranks'], 'rank')}" + (
+        ", in place" if document["in_place"] else ""
+    )
     levels = "/".join(",".join(map(str, level)) for level in document.get("levels", ()))
     return text + (f", domains {levels}" if levels else "")
 
@@ -119,9 +121,7 @@ def in_words(document: dict[str, Any], numbers: schedule.Summary) -> list[str]:
     """What the summary says, line by line."""
     lowered = document["form"] == "lowered"
 
-    def count(number: int, noun: str) -> str:
-        return f"{number} {noun}{'' if number == 1 else 's'}"
-
+    count = arguments.count_text
     form = [document["form"], count(document["chunks"], "chunk")]
     if lowered:
         slots = f"up to {count(numbers.slots, 'slot')} per rank ({_number(numbers.payload)} n)"
@@ -151,8 +151,8 @@ def _print(text: str, console: Console) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Print, write, draw; 1 if a schedule is wrong."""
-    if parsed.plot and parsed.plot.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--plot: {parsed.plot}: accepted suffixes: .png, .svg, .pdf")
+    arguments.check_picture(parsed.plot)
+    arguments.check_output(parsed.json, "--json")
     text = sys.stdin.read() if parsed.verify == "-" else None
     document = schedule.ask(_native(parsed), text)
     ranks, fault = document["ranks"], document.get("fault", "")

@@ -95,14 +95,14 @@ def _check_arguments(parsed: argparse.Namespace) -> None:
         raise UserError(f"--memory: {parsed.memory} is none of {', '.join(bench.MEMORIES)}")
     if parsed.budget > _MOST_MS:
         raise UserError(f"--budget: {parsed.budget} is more than {_MOST_MS} milliseconds")
-    if parsed.plot and parsed.plot.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--plot: {parsed.plot}: accepted suffixes: .png, .svg, .pdf")
     arguments.check_mpi(parsed.mpi)
     if (parsed.plot or parsed.json) and not (parsed.show or parsed.check):
         option = "--plot" if parsed.plot else "--json"
         raise UserError(f"{option}: with --show or --check only")
     if parsed.check and parsed.memory != "host":
         raise UserError("--check: with --memory host only")
+    arguments.check_picture(parsed.plot)
+    arguments.check_output(parsed.json, "--json")
 
 
 def _job(parsed: argparse.Namespace) -> bench.Job:
@@ -151,7 +151,7 @@ def fill(parsed: argparse.Namespace, console: Console) -> None:
     too_long = [size for size in job.sizes if size > _MOST_BYTES]
     if too_long:
         raise UserError(
-            f"--sizes: {arguments.bytes_text(too_long[0])}B: vectors of up to {arguments.bytes_text(_MOST_BYTES)}B are measured"
+            f"--sizes: {arguments.size_text(too_long[0])}: vectors of up to {arguments.size_text(_MOST_BYTES)} are measured"
         )
     job.tune = "again" if parsed.again else "on"
     job.settings["TRIB_TUNE_BUDGET_MS"] = str(parsed.budget)
@@ -160,7 +160,7 @@ def fill(parsed: argparse.Namespace, console: Console) -> None:
     with steps(f"{job.mpi}, {job.ranks} ranks", len(job.sizes) * collectives) as step:
         for tuned in tuning.fill(job, measurement):
             step(
-                f"{tuned.collective} {arguments.bytes_text(tuned.bytes)}B: {tuned.seconds * 1000:.0f} ms"
+                f"{tuned.collective} {arguments.size_text(tuned.bytes)}: {tuned.seconds * 1000:.0f} ms"
             )
     for note in measurement.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
@@ -291,7 +291,7 @@ def _check(parsed: argparse.Namespace, console: Console) -> None:
             checks.append(tuning.check(f, job))
             last = checks[-1]
             step(
-                f"{f.collective} {arguments.bytes_text(f.bytes)}B: tuned {last.tuned_ratio:.2f}, default {last.default_ratio:.2f}"
+                f"{f.collective} {arguments.size_text(f.bytes)}: tuned {last.tuned_ratio:.2f}, default {last.default_ratio:.2f}"
             )
     by_finding = {id(c.finding): c for c in checks}
     for group, rows in _group(findings).items():
