@@ -104,6 +104,7 @@ bool SharedHeap::open() noexcept {
     return false;
   }
   rooms_.emplace(kPage, Room{bytes_, false});
+  settled_.resize(bytes_ / kHugePage + 1);
   is_refused_ = false;
   base_.store(base, std::memory_order_release);  // pairs with the acquire in has()
   return true;
@@ -122,7 +123,7 @@ void* SharedHeap::allocate(std::size_t bytes, std::size_t alignment, bool* is_ze
       const std::size_t at = round_up(begin, alignment);
       if (at + length > room.end) continue;
       if (is_zero != nullptr) *is_zero = !room.is_written;
-      blocks_.emplace(at, Block{at + length});
+      blocks_.emplace(at, at + length);
       take(at, at + length);
       return base() + at;
     }
@@ -156,17 +157,17 @@ bool SharedHeap::grow(void* block, std::size_t bytes) noexcept {
   const auto found = blocks_.find(begin);
   if (found == blocks_.end()) return false;
   const std::size_t end = begin + round_up(std::max<std::size_t>(bytes, 1), kPage);
-  if (end <= found->second.end) return true;
-  std::size_t free_to = found->second.end;
+  if (end <= found->second) return true;
+  std::size_t free_to = found->second;
   for (auto room = rooms_.find(free_to); free_to < end; ++room) {
     if (room == rooms_.end() || room->first != free_to) return false;
     free_to = room->second.end;
   }
-  while (found->second.end < end) {
-    const std::size_t at = found->second.end;
+  while (found->second < end) {
+    const std::size_t at = found->second;
     const std::size_t stop = std::min(end, rooms_.find(at)->second.end);
     take(at, stop);
-    found->second = {stop};
+    found->second = stop;
   }
   return true;
 }
@@ -178,13 +179,14 @@ void SharedHeap::free(void* block) noexcept {
   const auto begin = static_cast<std::size_t>(static_cast<std::byte*>(block) - base());
   const auto found = blocks_.find(begin);
   if (found == blocks_.end()) return;
-  const std::size_t end = found->second.end;
+  const std::size_t end = found->second;
   blocks_.erase(found);
   keep_or_return(begin, end);
 }
 
 /// With the lock held: makes room of what was a block.
 void SharedHeap::keep_or_return(std::size_t begin, std::size_t end) noexcept {
+  for (std::size_t page = begin / kHugePage; page * kHugePage < end; ++page) settled_[page] = false;
   bool is_written = true;
   if (kept_ + (end - begin) > kMostKept &&
       ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
@@ -214,8 +216,8 @@ std::size_t SharedHeap::size_of(const void* block) noexcept {
   const auto at = static_cast<std::size_t>(static_cast<const std::byte*>(block) - base());
   const auto after = blocks_.upper_bound(at);
   if (after == blocks_.begin()) return 0;
-  const auto& [begin, found] = *std::prev(after);
-  return at < found.end ? found.end - at : 0;
+  const std::size_t end = std::prev(after)->second;
+  return at < end ? end - at : 0;
 }
 
 std::uint64_t SharedHeap::offset_of(const void* pointer, std::size_t bytes) noexcept {
@@ -226,12 +228,15 @@ std::uint64_t SharedHeap::offset_of(const void* pointer, std::size_t bytes) noex
     const std::lock_guard lock(mutex_);
     const auto after = blocks_.upper_bound(at);
     if (after == blocks_.begin()) return kNowhere;
-    Block& block = std::prev(after)->second;
-    if (at + bytes > block.end) return kNowhere;
-    if (block.is_settled) return at;
-    block.is_settled = true;
-    begin = round_up(std::prev(after)->first, kHugePage);
-    end = block.end / kHugePage * kHugePage;
+    if (at + bytes > std::prev(after)->second) return kNowhere;
+    begin = round_up(at, kHugePage);
+    end = (at + bytes) / kHugePage * kHugePage;
+    bool is_news = false;
+    for (std::size_t page = begin / kHugePage; page < end / kHugePage; ++page) {
+      is_news = is_news || !settled_[page];
+      settled_[page] = true;
+    }
+    if (!is_news) return at;
   }
   if (begin < end) {
 #ifndef MADV_COLLAPSE

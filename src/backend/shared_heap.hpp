@@ -39,7 +39,8 @@ class SharedHeap {
     return base != nullptr && at >= base && at < base + bytes_;
   }
   /// Bytes from the heap's start to `pointer`, if `bytes` from there on are one block's; otherwise
-  /// kNowhere. Such a buffer is going to be read by peers: it gets huge pages where the kernel can.
+  /// kNowhere. Such a buffer is going to be read by peers: these bytes, not the rest of the block,
+  /// get huge pages where the kernel can.
   std::uint64_t offset_of(const void* pointer, std::size_t bytes) noexcept;
   static constexpr std::uint64_t kNowhere = 0;  ///< the first page is not handed out
 
@@ -63,10 +64,6 @@ class SharedHeap {
   static void after_fork_in_parent() noexcept;
   static void after_fork_in_child() noexcept;
 
-  struct Block {
-    std::size_t end;
-    bool is_settled = false;  // has been offered huge pages
-  };
   struct Room {
     std::size_t end;
     bool is_written;  // may hold what was there before
@@ -80,8 +77,9 @@ class SharedHeap {
   std::array<std::uint64_t, 2> nonce_{};
   std::size_t kept_ = 0;  // bytes in `rooms_` that are written
   // By their first byte, counted from the heap's start.
-  std::map<std::size_t, Block> blocks_;
+  std::map<std::size_t, std::size_t> blocks_;  // to their ends
   std::map<std::size_t, Room> rooms_;
+  std::vector<bool> settled_;  // stretches of a huge page's size that have been offered to be one
 };
 
 /// The heaps of the ranks of one communicator, mapped here.
