@@ -46,7 +46,7 @@ struct Row {
 // most.
 // clang-format off
 constexpr Row kAllreduce[] = {
-    {2,    512 * KiB, "one_shot"},
+    {2,    128 * KiB, "one_shot"},
     {8,    256,       "one_shot"},
     {4,    1 * KiB,   "one_shot"},
     {16,   64,        "one_shot"},
@@ -92,7 +92,7 @@ constexpr Row kBroadcast[] = {
 };
 // TRIB_DETERMINISM=order: rows whose owners fold everything in rank order.
 constexpr Row kOrdered[] = {
-    {2,    512 * KiB, "one_shot"},
+    {2,    128 * KiB, "one_shot"},
     {8,    4 * KiB,   "one_shot"},
     {kAny, 512,       "one_shot"},
     {32,   kAll,      "two_shot"},
