@@ -266,14 +266,27 @@ def private_mpi(context: Context) -> None:
 
 def full_shm(context: Context) -> None:
     """Where /dev/shm is full or tiny, all goes on, with one warning. Only root may try it on a /dev/shm of its own."""
-    mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh"]
+    mount = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"',
+        "sh",
+    ]
     if context.mpi.kind != "mpich":
         print("full_shm: not tried: this MPI itself dies where /dev/shm is full")
         return
-    if shutil.which("unshare") is None or subprocess.run([*mount, "true"], check=False, capture_output=True).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*mount, "true"], check=False, capture_output=True).returncode
+    ):
         print("full_shm: not tried: no mounts may be made here")
         return
-    for room, warning in ((0, "all reductions are left to the MPI"), (300_000, "they go in small pieces")):
+    for room, warning in (
+        (0, "all reductions are left to the MPI"),
+        (300_000, "they go in small pieces"),
+    ):
         done = subprocess.run(
             [*mount, sys.executable, launch.__file__, "--mpis", context.mpis_file, "--mpi", context.mpi.name,
              "--ranks", "2", "--env", "TRIB_SEGMENT=file", "--expect", warning,
