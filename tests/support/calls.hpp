@@ -35,7 +35,7 @@ struct Call {
   bool in_place = false;
   std::uint64_t salt = 0;
   std::size_t misalign = 0;  // elements; the byte offset is this plus one
-  std::uint64_t shared = 0;  // bit r: rank r's buffers lie in the shared heap
+  std::uint64_t shared = 0;  // bit r, up to 63: rank r's buffers lie in the shared heap
 
   /// Returns "" or what was wrong.
   std::string make(Communicator& communicator) const;
@@ -94,7 +94,7 @@ class Part {
         call_.collective == Collective::reduce_scatter_block ? length_ : call_.count;
     if (!is_receiver) length_ = 0;
     const std::size_t shift = call_.misalign * sizeof(float);
-    const bool is_shared = (call_.shared >> rank & 1) != 0;
+    const bool is_shared = rank < 64 && (call_.shared >> rank & 1) != 0;
     in_.make(total_ * sizeof(float) + 64, is_shared);
     out_.make(total_ * sizeof(float) + 128, is_shared);
     request.collective = call_.collective;
