@@ -70,7 +70,7 @@ struct Arguments {
   /// Equal on all ranks. Host: a pass takes a piece of the vector, in which the chunks lie side by
   /// side, instead of a piece of each of `chunk_begin`'s chunks.
   bool is_contiguous = false;
-  Store store = Store::cached;  ///< for results
+  Store store = Store::cached;            ///< for results
   const MappedBuffers* mapped = nullptr;  ///< of each rank, for schedules that need them
   const Binding* binding = nullptr;  ///< Program::bind() made it of arguments like these, or null
   // Devices.

@@ -188,7 +188,7 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
     bootstrap_.exchange(&mine, all.data(), 1);
     return true;
   }
-  const Route route = task.meets_              ? Route::staged
+  const Route route = task.meets_             ? Route::staged
                       : !task.mapped_.empty() ? Route::mapped
                                               : Route::host;
   const Choice choice = way && !task.meets_ ? *way : sketch.choose(plan, route, group_.findings());

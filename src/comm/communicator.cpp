@@ -114,7 +114,8 @@ void Communicator::run_path(Path& path, Plan& plan, Route route, const void* in,
   }
 }
 
-// ------------------------------------------------------------------------------------ mapped buffers
+// ------------------------------------------------------------------------------------ mapped
+// buffers
 
 /// False: not all ranks' buffers are mapped by all.
 bool Communicator::run_mapped(const Request& request, Plan& plan) {
@@ -129,7 +130,9 @@ bool Communicator::run_mapped(const Request& request, Plan& plan) {
     }
   }
   meet(card);
-  if (!map(plan, [&](int rank) { return channel_->card(rank); }, mapped_)) return false;
+  if (!map(
+          plan, [&](int rank) { return channel_->card(rank); }, mapped_))
+    return false;
   Path& path = plans_->path(plan, Route::mapped, group_.findings());
   path.arguments.mapped = mapped_.data();
   run_path(path, plan, Route::mapped, request.in, request.out);
@@ -184,7 +187,8 @@ bool Communicator::map(const Plan& plan, CardOf&& card_of, std::vector<MappedBuf
   return true;
 }
 
-// ------------------------------------------------------------------------------------------ devices
+// ------------------------------------------------------------------------------------------
+// devices
 
 /// Some rank uses a device: where the buffers are decides, all ranks' together.
 void Communicator::run_with_devices(const Request& request, Plan& plan) {
@@ -434,7 +438,7 @@ void Communicator::settle(Task& task) {
 
 /// Collective: whether it may run on the ranks' devices.
 bool Communicator::settle_on_device(const Request& request, const Plan& plan,
-                                     const std::vector<Part>& parts) {
+                                    const std::vector<Part>& parts) {
   bool is_any_beyond = false;
   for (const Part& part : parts) {
     for (const Memory memory : {part.card.in, part.card.out}) {

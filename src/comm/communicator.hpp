@@ -144,12 +144,12 @@ class Communicator {
   int spin_ = 0;  // polls before a wait lets others run
   std::unique_ptr<HostChannel> channel_;
   Devices devices_;
-  bool meets_ = false;   // ranks meet before every call: some use a device
-  bool maps_ = false;    // ranks meet before calls for Route::mapped: some have such buffers
+  bool meets_ = false;  // ranks meet before every call: some use a device
+  bool maps_ = false;   // ranks meet before calls for Route::mapped: some have such buffers
   bool heaps_are_refused_ = false;  // ranks cannot map each other's heaps
   std::unique_ptr<PeerHeaps> heaps_;
   std::vector<MappedBuffers> mapped_;  // of the call under way
-  std::string failure_;  // why it is unusable; empty: it is not
+  std::string failure_;                // why it is unusable; empty: it is not
   const char* last_algorithm_ = "none";
   std::unique_ptr<Plans> plans_;
   std::array<std::array<std::uint64_t, kCollectives>, kForms> empty_calls_{};

@@ -93,7 +93,8 @@ Loaded& Plans::load(const Request& request, const Choice& choice, DeviceChannel*
   Loaded& loaded = programs_[{request.collective, choice.algorithm, request.root, choice.reach,
                               device != nullptr, choice.engine}];
   if (loaded.program) return loaded;
-  loaded.algorithm = (choice.reach == Reach::map ? "mapped_" : "") + std::string(choice.algorithm->name);
+  loaded.algorithm =
+      (choice.reach == Reach::map ? "mapped_" : "") + std::string(choice.algorithm->name);
   loaded.collective = request.collective;
   if (device != nullptr) {
     const Shape shape = group_.shape(request.collective, request.root);
@@ -236,8 +237,8 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
 void Plans::add_served(Form form, std::vector<Served>& rows) const {
   for (const auto& [key, loaded] : programs_)
     if (loaded.calls > 0)
-      rows.push_back({loaded.collective, form, loaded.algorithm, loaded.calls,
-                      loaded.bytes, loaded.seconds});
+      rows.push_back(
+          {loaded.collective, form, loaded.algorithm, loaded.calls, loaded.bytes, loaded.seconds});
 }
 
 void Plans::do_without_data(Plan& plan) {

@@ -99,7 +99,7 @@ struct Plan {
   Signature signature;
   std::array<Path, kRoutes> paths;  // by Route, made when they are needed first
   bool is_mappable = false;         // Route::mapped is for it, if the buffers are
-  const void* seen_in = nullptr;  // the buffers of the last call, which used no device
+  const void* seen_in = nullptr;    // the buffers of the last call, which used no device
   const void* seen_out = nullptr;
 
   bool is_for(const Request& other, int size) const;

@@ -194,11 +194,11 @@ void mpi_finalize_(int* ierror) {
 }
 TRIB_ALIASES(mpi_finalize, MPI_FINALIZE, (int*))
 
-#define TRIB_FREE_MEM(name, ...)                                    \
-  void name(void* block, int* ierror) {                             \
-    static constinit FortranFunction original(__VA_ARGS__);         \
+#define TRIB_FREE_MEM(name, ...)                                        \
+  void name(void* block, int* ierror) {                                 \
+    static constinit FortranFunction original(__VA_ARGS__);             \
     if (!trib::mpi::free_shared(block)) return original(block, ierror); \
-    if (ierror) *ierror = MPI_SUCCESS;                              \
+    if (ierror) *ierror = MPI_SUCCESS;                                  \
   }
 TRIB_FREE_MEM(mpi_free_mem_, TRIB_SPELLINGS(mpi_free_mem, MPI_FREE_MEM))
 TRIB_ALIASES(mpi_free_mem, MPI_FREE_MEM, (void*, int*))

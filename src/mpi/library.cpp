@@ -146,13 +146,13 @@ std::unique_ptr<Library> load() {
   result->is_ours = family == kOurs;
   if (!result->is_ours) {
     if (is_first_rank())
-      log_once(Config::Log::warn, "this preload library is for " + std::string(describe(kOurs)) +
-                                      ", but " + path + " is " + describe(family) +
-                                      ": its reductions are left as they are" +
-                                      (is_asked_for_many_ranks()
-                                           ? "; if mpiexec is of the same family as this library, "
-                                             "the job falls apart into programs of one rank each"
-                                           : ""));
+      log_once(
+          Config::Log::warn,
+          "this preload library is for " + std::string(describe(kOurs)) + ", but " + path + " is " +
+              describe(family) + ": its reductions are left as they are" +
+              (is_asked_for_many_ranks() ? "; if mpiexec is of the same family as this library, "
+                                           "the job falls apart into programs of one rank each"
+                                         : ""));
     return result;
   }
 #define TRIB_LOOK_UP(name)                                                                       \

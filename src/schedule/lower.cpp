@@ -456,8 +456,7 @@ std::vector<Schedule> number_signals(const std::vector<Schedule>& all) {
       if (step.verb != Verb::signal) continue;
       step.slot = static_cast<int>(slots[rank].size());
       slots[rank].push_back({});
-      for (const int peer : step.peers)
-        sent[{static_cast<int>(rank), peer}].push_back(step.slot);
+      for (const int peer : step.peers) sent[{static_cast<int>(rank), peer}].push_back(step.slot);
       step.peers.clear();
     }
     flags = std::max(flags, static_cast<int>(slots[rank].size()));

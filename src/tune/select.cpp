@@ -25,13 +25,11 @@ constexpr std::size_t kLong = 256 * KiB;
 /// elements store shorter pieces through the caches whatever the size of the result.
 constexpr std::size_t kShort = 4 * KiB;
 
-/// Of the vector, to be reduced in one pass where buffers are mapped. 2 ranks on an AMD EPYC (Zen 5)
-/// of 2 cores, 2026-11-21, `TRIB_SHARED_HEAP=1 trib bench all -n 2`: it pays from 8 KiB on, where an
-/// allreduce takes 0.42 rather than 0.48 us. All ranks meet before it, which takes longer the more
-/// there are: the term in their number is a guess.
-constexpr std::size_t least_mapped(int ranks) {
-  return 4 * KiB * static_cast<std::size_t>(ranks);
-}
+/// Of the vector, to be reduced in one pass where buffers are mapped. 2 ranks on an AMD EPYC (Zen
+/// 5) of 2 cores, 2026-11-21, `TRIB_SHARED_HEAP=1 trib bench all -n 2`: it pays from 8 KiB on,
+/// where an allreduce takes 0.42 rather than 0.48 us. All ranks meet before it, which takes longer
+/// the more there are: the term in their number is a guess.
+constexpr std::size_t least_mapped(int ranks) { return 4 * KiB * static_cast<std::size_t>(ranks); }
 
 struct Row {
   int ranks;          // up to so many

@@ -52,7 +52,8 @@ class Findings;
 Choice select(const Key& key, const Config& config, const Findings* findings = nullptr);
 
 /// For ranks whose buffers lie in memory that all have mapped (Reach::map). Nothing: another way is
-/// asked for by name, or the vector is short, or the bits would not be those that `config` promises.
+/// asked for by name, or the vector is short, or the bits would not be those that `config`
+/// promises.
 std::optional<Choice> mapped_choice(const Key& key, const Config& config);
 
 /// Whether elements are whole numbers or bits: every operator that is defined on them then gives

@@ -91,7 +91,8 @@ float float_of(Bfloat16 b) {
   return x;
 }
 
-/// What the 128 codes without a sign stand for, ascending; those of no number go on in the same way.
+/// What the 128 codes without a sign stand for, ascending; those of no number go on in the same
+/// way.
 template <int fraction_bits, int bias>
 const std::array<float, 128>& float8_values() {
   static const std::array<float, 128> values = [] {

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import built_or_skip, wheel_or_skip
+from conftest import built_or_skip, run_bench, wheel_or_skip
 
 from tributary import bench, imb, mpi, schedule, tree
 from tributary.cli import arguments
@@ -559,21 +559,6 @@ def test_statistics() -> None:
 
 def test_real_statistics_are_understood() -> None:
     """The format is the preload library's: a change there shows here."""
-    import subprocess
-
-    from tributary import tree
-
-    program = built_or_skip("trib-bench-mpich")
-    wheel_or_skip("mpich")
-    if tree.preload_library("mpich") is None:
-        pytest.skip("no preload library is built")
-    plan = mpi.plan(program, 2, "mpich", settings={"TRIB_STATS": "1"})
-    done = subprocess.run(
-        plan.argv([str(program), "allreduce", "--sizes", "64", "--batch-ms", "1"]),
-        env=plan.full_environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = run_bench({"TRIB_STATS": "1"})
+    assert done.returncode == 0, done.stderr
     assert imb.read_statistics(done.stderr).served["allreduce"]

@@ -76,3 +76,20 @@ def built_or_skip(name: str) -> Path:
     if path is None:
         pytest.skip(f"{name} is not built")
     return path
+
+
+def run_bench(settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the native benchmark for a moment, on 2 ranks under MPICH with Tributary; or skip."""
+    program = built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    if tree.preload_library("mpich") is None:
+        pytest.skip("no preload library is built")
+    plan = mpi.plan(program, 2, "mpich", settings=settings)
+    return subprocess.run(
+        plan.argv([str(program), "allreduce", "--sizes", "64", "--batch-ms", "1"]),
+        env=plan.full_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )

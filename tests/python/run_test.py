@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import built_or_skip, wheel_or_skip
+from conftest import built_or_skip, run_bench, wheel_or_skip
 
 from tributary import mpi, tree
 from tributary.cli import main
@@ -331,20 +331,10 @@ def test_settings_that_contradict_each_other(
 
 def test_the_library_says_the_same_of_contradictions() -> None:
     """The words of src/tune/select.cpp and of tree.check_settings."""
-    program = built_or_skip("trib-bench-mpich")
-    wheel_or_skip("mpich")
     settings = {"TRIB_DETERMINISM": "order", "TRIB_ALGORITHM": "ring"}
     with pytest.raises(UserError) as refused:
         tree.check_settings(settings)
-    plan = mpi.plan(program, 2, "mpich", settings=settings)
-    done = subprocess.run(
-        plan.argv([str(program), "allreduce", "--sizes", "64", "--batch-ms", "1"]),
-        env=plan.full_environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_bench(settings)
     assert done.returncode != 0
     assert str(refused.value).split(";")[0] in done.stderr + done.stdout
 

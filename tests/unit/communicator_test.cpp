@@ -190,7 +190,8 @@ TEST(Communicator, MapsBuffersOfPersistentReductions) {
           communicator.start(*task);
           communicator.wait(*task);
           const std::string wrong = part.check();
-          if (!wrong.empty()) throw std::runtime_error("request " + std::to_string(i) + ": " + wrong);
+          if (!wrong.empty())
+            throw std::runtime_error("request " + std::to_string(i) + ": " + wrong);
         }
         communicator.dismiss(std::move(task));
       }

@@ -73,9 +73,11 @@ TEST(Meeting, AllRanksBeginBeforeTheSameCall) {
             const std::vector<std::size_t> begin{0, 1, 2, 3, 4, 5, 6, 7};
             std::mt19937 random(static_cast<unsigned>(rank));
             for (int call = 0; call < 300; ++call) {
-              if (begun[static_cast<std::size_t>(rank)] < 0 && channel->is_time_to_meet(Occasion::devices))
+              if (begun[static_cast<std::size_t>(rank)] < 0 &&
+                  channel->is_time_to_meet(Occasion::devices))
                 begun[static_cast<std::size_t>(rank)] = call;
-              if (call == 100 + 7 * rank && rank % 2 == 1) channel->ask_for_meetings(Occasion::devices);
+              if (call == 100 + 7 * rank && rank % 2 == 1)
+                channel->ask_for_meetings(Occasion::devices);
               float in[8] = {}, out[8] = {};
               Arguments arguments;
               arguments.in = in;

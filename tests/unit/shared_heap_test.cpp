@@ -169,6 +169,31 @@ class SocketBootstrap final : public Bootstrap {
   const int rank_, socket_;
 };
 
+constexpr std::size_t kBytes = 3 << 20;
+
+/// One of two processes with a block each, filled with `content`, and the other's as seen here.
+struct Side {
+  Side(SocketBootstrap& its_bootstrap, std::byte content) : bootstrap(its_bootstrap) {
+    std::memset(block, static_cast<int>(content), kBytes);
+    heaps = PeerHeaps::open(bootstrap, why);
+    offsets[bootstrap.rank()] = heap().offset_of(block, kBytes);
+    meet();
+    const int other = 1 - bootstrap.rank();
+    if (heaps) theirs = heaps->at(other, offsets[other], kBytes);
+  }
+  void meet() {
+    const std::uint64_t mine = offsets[bootstrap.rank()];
+    bootstrap.exchange(&mine, offsets, sizeof mine);
+  }
+
+  SocketBootstrap& bootstrap;
+  std::byte* const block = allocate(kBytes);
+  std::byte* theirs = nullptr;
+  std::uint64_t offsets[2] = {};
+  std::unique_ptr<PeerHeaps> heaps;
+  std::string why;
+};
+
 TEST(PeerHeaps, ShowWhatAnotherProcessWrites) {
   int sockets[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
@@ -181,22 +206,16 @@ TEST(PeerHeaps, ShowWhatAnotherProcessWrites) {
   }
   close(sockets[1]);
   SocketBootstrap bootstrap(0, sockets[0]);
-  std::byte* const block = allocate(3 << 20);
-  std::memset(block, 1, 3 << 20);
-  std::string why;
-  const auto heaps = PeerHeaps::open(bootstrap, why);
-  ASSERT_TRUE(heaps) << why;
-  std::uint64_t mine = heap().offset_of(block, 3 << 20), all[2];
-  bootstrap.exchange(&mine, all, sizeof mine);
-  const std::byte* const theirs = heaps->at(1, all[1], 3 << 20);
-  ASSERT_NE(theirs, nullptr);
-  EXPECT_EQ(heaps->at(0, all[0], 3 << 20), block);
-  EXPECT_EQ(heaps->at(1, SharedHeap::kNowhere, 1), nullptr);
-  EXPECT_EQ(heaps->at(1, std::uint64_t{1} << 60, 1), nullptr);
-  for (int at = 0; at < 3 << 20; at += 1000) ASSERT_EQ(theirs[at], std::byte{2});
-  bootstrap.exchange(&mine, all, sizeof mine);
-  for (int at = 0; at < 3 << 20; at += 1000) ASSERT_EQ(block[at], std::byte{3});
-  heap().free(block);
+  Side side(bootstrap, std::byte{1});
+  ASSERT_TRUE(side.heaps) << side.why;
+  ASSERT_NE(side.theirs, nullptr);
+  EXPECT_EQ(side.heaps->at(0, side.offsets[0], kBytes), side.block);
+  EXPECT_EQ(side.heaps->at(1, SharedHeap::kNowhere, 1), nullptr);
+  EXPECT_EQ(side.heaps->at(1, std::uint64_t{1} << 60, 1), nullptr);
+  for (std::size_t at = 0; at < kBytes; at += 1000) ASSERT_EQ(side.theirs[at], std::byte{2});
+  side.meet();
+  for (std::size_t at = 0; at < kBytes; at += 1000) ASSERT_EQ(side.block[at], std::byte{3});
+  heap().free(side.block);
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
@@ -212,17 +231,11 @@ TEST(PeerHeaps, DISABLED_OtherSide) {
   }
   ASSERT_GE(socket, 0);
   SocketBootstrap bootstrap(1, socket);
-  std::byte* const block = allocate(3 << 20);
-  std::memset(block, 2, 3 << 20);
-  std::string why;
-  const auto heaps = PeerHeaps::open(bootstrap, why);
-  ASSERT_TRUE(heaps) << why;
-  std::uint64_t mine = heap().offset_of(block, 3 << 20), all[2];
-  bootstrap.exchange(&mine, all, sizeof mine);
-  std::byte* const theirs = heaps->at(0, all[0], 3 << 20);
-  ASSERT_NE(theirs, nullptr);
-  std::memset(theirs, 3, 3 << 20);
-  bootstrap.exchange(&mine, all, sizeof mine);
+  Side side(bootstrap, std::byte{2});
+  ASSERT_TRUE(side.heaps) << side.why;
+  ASSERT_NE(side.theirs, nullptr);
+  std::memset(side.theirs, 3, kBytes);
+  side.meet();
 }
 #endif
 

@@ -71,8 +71,15 @@ Program::Program(Channel& channel, const Schedule& schedule)
       for (const auto* list : {&step.to, &step.from})
         for (const Location& at : *list) {
           const bool is_foreign = at.rank != rank_ && at.buffer != Buffer::scratch;
-          Operand operand{at.buffer, is_foreign && !schedule.is_mapped,
-                          is_foreign && schedule.is_mapped, at.rank, at.chunk, 0, 0, 0, nullptr};
+          Operand operand{at.buffer,
+                          is_foreign && !schedule.is_mapped,
+                          is_foreign && schedule.is_mapped,
+                          at.rank,
+                          at.chunk,
+                          0,
+                          0,
+                          0,
+                          nullptr};
           if (at.buffer == Buffer::scratch) {
             const Slot& slot = schedule.slots[at.rank][at.slot];
             operand.slot_span = slot.span;
@@ -128,10 +135,14 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments, bool is
   bound->kernel = kernel_;
   bound->is_streamed = arguments.store == Store::stream;
   for (const Instruction& instruction : instructions_) {
-    BoundStep step{instruction.verb,       Store::shared,
-                   instruction.to_count,   instruction.from_count,
-                   0,                      instruction.peer,
-                   instruction.number,     instruction.line,
+    BoundStep step{instruction.verb,
+                   Store::shared,
+                   instruction.to_count,
+                   instruction.from_count,
+                   0,
+                   instruction.peer,
+                   instruction.number,
+                   instruction.line,
                    0};
     if (instruction.verb == Verb::signal || instruction.verb == Verb::wait) {
       bound->steps.push_back(step);
@@ -263,7 +274,8 @@ bool Program::advance_bound(int polls) {
   const int last_wait = static_cast<int>(waits_.size());
   const bool is_fixed = !bound.addresses.empty();
   void* const* const addresses =
-      bound.addresses.data() + (is_fixed ? bound.places.size() * static_cast<std::size_t>(window_) : 0);
+      bound.addresses.data() +
+      (is_fixed ? bound.places.size() * static_cast<std::size_t>(window_) : 0);
   for (const int end = static_cast<int>(bound.steps.size()); next_ < end; ++next_) {
     const BoundStep& step = bound.steps[static_cast<std::size_t>(next_)];
     switch (step.verb) {

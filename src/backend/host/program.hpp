@@ -115,7 +115,7 @@ class Program final : public trib::Program, public Operation {
   // The operation under way.
   Arguments arguments_;
   const Bound* bound_ = nullptr;
-  std::uint64_t hash_ = 0;                // of the signature
+  std::uint64_t hash_ = 0;              // of the signature
   std::intptr_t bases_[3] = {0, 0, 0};  // by Place::Base
   ReduceKernel kernel_ = nullptr;
   std::size_t element_ = 0;        // bytes
