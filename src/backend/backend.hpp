@@ -159,9 +159,9 @@ class HostChannel {
   /// for it. Idempotent.
   virtual bool reserve_data() = 0;
   virtual bool has_data() const = 0;
-  /// Collective: another channel of the same ranks, with `room`. Null (on all ranks alike) where
-  /// there is no memory. It must not outlive this one.
-  virtual std::unique_ptr<HostChannel> branch(const Room& room) = 0;
+  /// Collective: `count` more channels of the same ranks, with `room` each. None (on all ranks
+  /// alike) where there is no memory. They must not outlive this one.
+  virtual std::vector<std::unique_ptr<HostChannel>> branch(const Room& room, int count) = 0;
   /// Every call on the channel begins with this: numbers it and shows its signature to the peers.
   /// Calls that run nothing (zero counts, calls left to the MPI) are announced too.
   virtual void announce(const Signature& signature) = 0;

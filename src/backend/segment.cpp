@@ -49,6 +49,17 @@ int allocate(int fd, off_t offset, off_t bytes) {
   return error;
 }
 
+/// The same of a part of a mapped file, by all ranks at once: fallocate() lets one after the other
+/// into a file. The kernel has to know it (Linux 5.14); what else may be wrong, fallocate() says
+/// best.
+int allocate(int fd, off_t offset, std::byte* region, std::size_t bytes) {
+#ifndef MADV_POPULATE_WRITE
+  constexpr int MADV_POPULATE_WRITE = 23;
+#endif
+  if (::madvise(region, bytes, MADV_POPULATE_WRITE) == 0) return 0;
+  return allocate(fd, offset, static_cast<off_t>(bytes));
+}
+
 /// Bytes before the first region. Regions of whole huge pages begin with one, in the file and in
 /// memory.
 std::size_t head_of(std::size_t bytes_per_rank) {
@@ -203,15 +214,6 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
                nonce != offer.nonce)
         trouble = "cannot see rank 0's shared memory: another process has its number here";
     }
-    if (trouble.empty()) {
-      const auto offset =
-          static_cast<off_t>(head + bytes_per_rank * static_cast<std::size_t>(rank));
-      if (const int error = allocate(file.get(), offset, static_cast<off_t>(bytes_per_rank));
-          error != 0) {
-        errno = error;
-        trouble = describe("cannot allocate shared memory");
-      }
-    }
     if (trouble.empty() && !mapping) {
       void* base = reserve(total, head);
       if (base != MAP_FAILED)
@@ -226,11 +228,19 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
         mappings()[offer.nonce] = mapping;
       }
     }
+    if (trouble.empty()) {
+      const std::size_t offset = head + bytes_per_rank * static_cast<std::size_t>(rank);
+      std::byte* const region = mapping->base + offset;
+      if (const int error =
+              allocate(file.get(), static_cast<off_t>(offset), region, bytes_per_rank);
+          error != 0) {
+        errno = error;
+        trouble = describe("cannot allocate shared memory");
+      } else {
+        collapse(region, bytes_per_rank);
+      }
+    }
   }
-
-  if (trouble.empty() && mapping)
-    collapse(mapping->base + head + bytes_per_rank * static_cast<std::size_t>(rank),
-             bytes_per_rank);
 
   struct Outcome {
     bool is_fine;

@@ -166,11 +166,10 @@ bool Background::open_lanes() {
   if (has_lanes()) return true;
   const int size = group_.size;
   std::vector<std::unique_ptr<Lane>> lanes;
-  for (int i = 0; i < kLanes; ++i) {
-    auto channel = main_.branch({2 * size + 16, std::max(kLaneBytes, 256 * std::size_t(size))});
-    if (!channel) return false;
+  const Room room{2 * size + 16, std::max(kLaneBytes, 256 * std::size_t(size))};
+  for (auto& channel : main_.branch(room, kLanes))
     lanes.push_back(std::make_unique<Lane>(group_, std::move(channel), kLaneRows));
-  }
+  if (lanes.empty()) return false;
   const std::lock_guard lock(lock_);
   lanes_ = std::move(lanes);
   return true;
@@ -199,8 +198,8 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
   std::size_t wanted = units * (std::min(choice.slice_bytes, longest) + 63) / 64 * 64;
   wanted = std::clamp(wanted, least, std::max(least, kMostBytes));
   for (;; wanted = std::max(least, wanted / 8)) {
-    if (auto channel = main_.branch({schedule.flags, wanted})) {
-      auto lane = std::make_unique<Lane>(group_, std::move(channel), 1);
+    if (auto channels = main_.branch({schedule.flags, wanted}, 1); !channels.empty()) {
+      auto lane = std::make_unique<Lane>(group_, std::move(channels.front()), 1);
       Plan& own = lane->plans.find(request);
       lane->channel->announce(own.signature);
       lane->plan = &own;

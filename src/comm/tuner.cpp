@@ -110,9 +110,10 @@ class Tuner {
   /// Collective: memory. What is missing on one rank is missing on all.
   bool prepare(const Plan& plan) {
     const auto size = static_cast<std::size_t>(parts_.group.size);
-    channel_ = parts_.main.branch(
-        {2 * parts_.group.size + 16, std::max(kSmallBytes, kSmallBytesPerRank * size)});
-    if (!channel_) return false;
+    auto channels = parts_.main.branch(
+        {2 * parts_.group.size + 16, std::max(kSmallBytes, kSmallBytesPerRank * size)}, 1);
+    if (channels.empty()) return false;
+    channel_ = std::move(channels.front());
     const bool is_large = route_ == Route::host && plan.bytes > kSmallBytes / 8;
     if (is_large && !channel_->reserve_data()) return false;
     char has_memory = 1;

@@ -4,7 +4,9 @@
 #include "backend/host/channel.hpp"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,18 +26,32 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) {
   return (value + to - 1) / to * to;
 }
 
+constexpr std::size_t kLinesAt = round_up(sizeof(Control), kCacheLine);
+
 /// Whether a process is there, and since when.
 struct Process {
   enum { unknown, gone, alive } state = unknown;
   std::uint64_t start_time = 0;  ///< in clock ticks since boot
 };
 
+/// Equal numbers, if they are not zero, mean that process ids mean the same: two containers may
+/// have numberings of their own.
+std::uint64_t pid_numbering() {
+  struct stat status {};
+  if (::stat("/proc/self/ns/pid", &status) != 0) return 0;
+  return status.st_ino;
+}
+
 /// `unknown` whatever keeps us from seeing: a process that has no file descriptors left, say, must
 /// not take its peers for dead.
 Process look_at(int pid) {
   const std::string path = "/proc/" + std::to_string(pid) + "/stat";
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return {errno == ENOENT ? Process::gone : Process::unknown, 0};
+  if (file < 0) {
+    // That /proc does not show it may be a matter of how that is mounted.
+    const bool is_gone = errno == ENOENT && ::kill(pid, 0) != 0 && errno == ESRCH;
+    return {is_gone ? Process::gone : Process::unknown, 0};
+  }
   char text[1024];
   const ssize_t length = ::read(file, text, sizeof text - 1);
   const int error = errno;
@@ -98,25 +114,27 @@ Signature unpack(std::uint64_t packed) {
 
 }  // namespace
 
-/// Collective: memory for the flags and for the scratch of messages that are not large.
-bool Channel::map_control(const Room& room, std::string& why) {
+/// Gives the bytes that a rank's region needs, for the flags and for the scratch of messages that
+/// are not large.
+std::size_t Channel::lay_out(const Room& room) {
   flags_ = room.flags;
   small_bytes_ = round_up(room.bytes, kCacheLine);
-  const std::size_t lines_at = round_up(sizeof(Control), kCacheLine);
-  const std::size_t small_at =
-      lines_at + sizeof(Line) * static_cast<std::size_t>(kWindows * flags_);
-  control_ = Segment::open(bootstrap_, small_at + kWindows * small_bytes_, config_.segment, why);
-  if (!control_) return false;
+  small_at_ = kLinesAt + sizeof(Line) * static_cast<std::size_t>(kWindows * flags_);
+  return small_at_ + kWindows * small_bytes_;
+}
+
+/// The regions begin `at` bytes behind those of the segment.
+void Channel::map_control(std::shared_ptr<Segment> segment, std::size_t at) {
+  control_ = std::move(segment);
   peers_.resize(static_cast<std::size_t>(size_));
   for (int rank = 0; rank < size_; ++rank) {
     Peer& peer = peers_[rank];
-    std::byte* const region = control_->of(rank);
+    std::byte* const region = control_->of(rank) + at;
     peer.control = reinterpret_cast<Control*>(region);
-    peer.lines = reinterpret_cast<Line*>(region + lines_at);
-    peer.small = region + small_at;
+    peer.lines = reinterpret_cast<Line*>(region + kLinesAt);
+    peer.small = region + small_at_;
   }
   last_run_ = kWindows;  // so that "the run kWindows before" is never negative
-  return true;
 }
 
 std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& config,
@@ -125,14 +143,18 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   const auto size = static_cast<std::size_t>(channel->size_);
   // A ring needs two lines per peer, which is the most of all algorithms.
   const Room room{2 * channel->size_ + 16, std::max(kSmallBytes, kSmallBytesPerRank * size)};
-  if (!channel->map_control(room, why)) return nullptr;
+  std::shared_ptr<Segment> segment =
+      Segment::open(bootstrap, channel->lay_out(room), config.segment, why);
+  if (!segment) return nullptr;
+  channel->map_control(std::move(segment), 0);
 
   struct Hello {
     std::int32_t pid;
-    std::uint64_t start_time, nonce;
+    std::uint64_t start_time, numbering, nonce;
     const void* nonce_at;
   };
-  Hello mine{::getpid(), look_at(::getpid()).start_time, 0, &channel->current_.hash};
+  Hello mine{::getpid(), look_at(::getpid()).start_time, pid_numbering(), 0,
+             &channel->current_.hash};
   if (::getrandom(&mine.nonce, sizeof mine.nonce, 0) != static_cast<ssize_t>(sizeof mine.nonce))
     mine.nonce = 0;
   channel->current_.hash = mine.nonce;
@@ -146,7 +168,7 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     peer.pid = all[rank].pid;
     peer.start_time = all[rank].start_time;
     channel->can_see_processes_ = channel->can_see_processes_ && peer.start_time != 0 &&
-                                  look_at(peer.pid).start_time == peer.start_time;
+                                  mine.numbering != 0 && all[rank].numbering == mine.numbering;
     // The nonce shows that the number means that very process: in a container it may mean another
     // one.
     std::uint64_t seen = 0;
@@ -163,17 +185,28 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   return channel;
 }
 
-std::unique_ptr<HostChannel> Channel::branch(const Room& room) {
-  auto channel = std::unique_ptr<Channel>(new Channel(bootstrap_, config_));
-  std::string why;
-  if (!channel->map_control(room, why)) return nullptr;
-  for (int rank = 0; rank < size_; ++rank) {
-    channel->peers_[rank].pid = peers_[rank].pid;
-    channel->peers_[rank].start_time = peers_[rank].start_time;
+std::vector<std::unique_ptr<HostChannel>> Channel::branch(const Room& room, int count) {
+  std::vector<std::unique_ptr<HostChannel>> channels;
+  std::shared_ptr<Segment> segment;
+  for (int i = 0; i < count; ++i) {
+    auto channel = std::unique_ptr<Channel>(new Channel(bootstrap_, config_));
+    const std::size_t bytes = round_up(channel->lay_out(room), kCacheLine);
+    if (!segment) {
+      std::string why;
+      segment =
+          Segment::open(bootstrap_, bytes * static_cast<std::size_t>(count), config_.segment, why);
+      if (!segment) return {};
+    }
+    channel->map_control(segment, bytes * static_cast<std::size_t>(i));
+    for (int rank = 0; rank < size_; ++rank) {
+      channel->peers_[rank].pid = peers_[rank].pid;
+      channel->peers_[rank].start_time = peers_[rank].start_time;
+    }
+    channel->can_attach_ = can_attach_;
+    channel->can_see_processes_ = can_see_processes_;
+    channels.push_back(std::move(channel));
   }
-  channel->can_attach_ = can_attach_;
-  channel->can_see_processes_ = can_see_processes_;
-  return channel;
+  return channels;
 }
 
 bool Channel::reserve_data() {

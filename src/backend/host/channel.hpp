@@ -90,7 +90,7 @@ class Channel final : public HostChannel {
   bool can_attach() const override { return can_attach_; }
   bool reserve_data() override;
   bool has_data() const override { return data_ != nullptr; }
-  std::unique_ptr<HostChannel> branch(const Room& room) override;
+  std::vector<std::unique_ptr<HostChannel>> branch(const Room& room, int count) override;
   std::size_t fit(int flags, int units, bool is_large) const;
   std::unique_ptr<trib::Program> load(const Schedule& own) override;
   void announce(const Signature& signature) override;
@@ -118,16 +118,19 @@ class Channel final : public HostChannel {
 
   Channel(Bootstrap& bootstrap, const Config& config)
       : bootstrap_(bootstrap), config_(config), rank_(bootstrap.rank()), size_(bootstrap.size()) {}
-  bool map_control(const Room& room, std::string& why);
+  std::size_t lay_out(const Room& room);
+  void map_control(std::shared_ptr<Segment> segment, std::size_t at);
   [[noreturn]] void disagree(int peer) const;
   void compare(int peer);
 
   Bootstrap& bootstrap_;
   const Config config_;
-  std::unique_ptr<Segment> control_, data_;
+  std::shared_ptr<Segment> control_;  // channels that were opened together share it
+  std::unique_ptr<Segment> data_;
   std::vector<Peer> peers_;
   const int rank_, size_;
   int flags_ = 0;
+  std::size_t small_at_ = 0;     // from the start of a rank's region
   std::size_t small_bytes_ = 0;  // per window
   bool can_attach_ = false, can_see_processes_ = false;
   std::atomic<bool> is_poisoned_{false};
