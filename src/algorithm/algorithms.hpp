@@ -20,6 +20,7 @@ namespace trib {
 Schedule one_shot(const Shape& shape);
 Schedule two_shot(const Shape& shape);
 Schedule grouped_two_shot(const Shape& shape);
+Schedule gpu_two_shot(const Shape& shape);
 Schedule rootless(const Shape& shape);
 Schedule ring(const Shape& shape);
 Schedule recursive_doubling(const Shape& shape);

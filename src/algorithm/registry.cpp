@@ -33,6 +33,13 @@ constexpr Algorithm kAlgorithms[] = {
      .bytes = "2n(1 + 1/sqrt(p))",
      .association = Association::groups,
      .schedule = grouped_two_shot},
+    {.name = "gpu_two_shot",
+     .summary = "two_shot that folds over the ranks of each GPU first",
+     .source = "several processes per GPU, on the host",
+     .steps = "2",
+     .bytes = "2n(p-1)/p",
+     .association = Association::devices,
+     .schedule = gpu_two_shot},
     {.name = "rootless",
      .summary = "two_shot, but the root of a Reduce folds nothing",
      .source = "two_shot, for links that are the bottleneck",
@@ -87,8 +94,8 @@ constexpr Algorithm kAlgorithms[] = {
 }  // namespace
 
 std::string_view name(Association association) {
-  constexpr std::string_view names[] = {"rank_order", "groups", "ring", "hypercube",
-                                        "tree2",      "tree4",  "tree8"};
+  constexpr std::string_view names[] = {"rank_order", "groups", "devices", "ring",
+                                        "hypercube",  "tree2",  "tree4",   "tree8"};
   return names[static_cast<int>(association)];
 }
 

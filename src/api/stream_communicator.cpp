@@ -36,6 +36,10 @@ StreamCommunicator::StreamCommunicator(std::unique_ptr<Bootstrap> bootstrap, con
                                     "was built without its CUDA backend");
   device_ = backend->open(*bootstrap_, config_, nullptr, why);
   if (!device_) throw Error(Code::device, why);
+  if (!device_->device_of().empty())
+    throw Error(
+        Code::device,
+        "ranks share a GPU: calls on a stream, which wait for each other there, want one each");
   findings_ = Findings(adopt_findings(*bootstrap_, config_, backend, Key::Place::device), size_, 1);
 }
 

@@ -97,8 +97,11 @@ struct Card {
   /// Another call that waits on a device is under way in the same process.
   bool is_contended = false;
   bool is_ready = false;  ///< the device's driver is in use here
-  /// Where the buffers are in the rank's SharedHeap.
+  /// Where the buffers are in the rank's SharedHeap; or, of a rank that shares its device, in the
+  /// allocations of these numbers.
   std::uint64_t in_at = SharedHeap::kNowhere, out_at = SharedHeap::kNowhere;
+  std::uint64_t in_block = 0, out_block = 0;  ///< zero: there is none, or it is not shown
+  bool is_reached = true;  ///< of a device's leader: whether it can map what its ranks have shown
 };
 
 /// What ranks may meet for before calls.
@@ -181,8 +184,9 @@ class HostChannel {
   /// A rank that has not come yet, or -1. Throws Error if one announced something else.
   virtual int absent() = 0;
   virtual Card card(int rank) const = 0;
-  /// Asks all ranks to meet before calls from some call on, the same for all.
-  virtual void ask_for_meetings(Occasion occasion) = 0;
+  /// Asks all ranks to meet before calls from some call on, the same for all: the next one if
+  /// `is_joint` says that no rank can leave the call that begins before this rank's contribution.
+  virtual void ask_for_meetings(Occasion occasion, bool is_joint) = 0;
   /// Whether it has come to that at the call that begins.
   virtual bool is_time_to_meet(Occasion occasion) const = 0;
 };
@@ -192,7 +196,8 @@ class DeviceChannel {
  public:
   virtual ~DeviceChannel() = default;
   /// The lowered schedules of all ranks, in rank order; this rank's is run. Before a program of
-  /// Engine::copy is launched, reserve_copies() must have said yes.
+  /// Engine::copy is launched, reserve_copies() must have said yes. Null (on all ranks alike): the
+  /// schedules are too long for the device.
   virtual std::unique_ptr<Program> load(const std::vector<Schedule>& all, Engine engine) = 0;
   /// Collective: what Engine::copy needs. False (on all ranks alike) if there is no memory for it;
   /// `why` then says what was missing, if that is news. Idempotent.
@@ -203,6 +208,23 @@ class DeviceChannel {
   virtual void poison(const std::string& why) noexcept = 0;
   /// Whether this channel's kernels can reach the buffer.
   virtual Memory where(const void* pointer) const = 0;
+  /// Each rank's device, if one has several ranks; otherwise empty. Schedules are then those of
+  /// share(), and arguments name the buffers of all ranks on the device (Arguments::mapped).
+  virtual const Level& device_of() const {
+    static const Level none;
+    return none;
+  }
+  /// For shared devices, before a meeting: adds to the card what others have to know of this rank's
+  /// buffers.
+  virtual void show(Card& card, const void* in, const void* out) {
+    (void)card, (void)in, (void)out;
+  }
+  /// The same, after the meeting on `met`: where the buffers are. False: some cannot be reached.
+  virtual bool reach(const HostChannel& met, const void* in, void* out,
+                     std::vector<MappedBuffers>& mapped) {
+    (void)met, (void)in, (void)out, (void)mapped;
+    return true;
+  }
   /// To be called while the peers have not all posted a call yet: finds out what its launch will
   /// want to know.
   virtual void look_ahead() {}

@@ -125,7 +125,8 @@ bool Communicator::run_mapped(const Request& request, Plan& plan) {
     // Until all ranks know of it, as if there were no such buffers.
     maps_ = channel_->is_time_to_meet(Occasion::heaps);
     if (!maps_) {
-      if (card.in_at != SharedHeap::kNowhere) channel_->ask_for_meetings(Occasion::heaps);
+      if (card.in_at != SharedHeap::kNowhere)
+        channel_->ask_for_meetings(Occasion::heaps, plan.is_joint);
       return false;
     }
   }
@@ -194,20 +195,22 @@ bool Communicator::map(const Plan& plan, CardOf&& card_of, std::vector<MappedBuf
 void Communicator::run_with_devices(const Request& request, Plan& plan) {
   DeviceCall call;
   call.begin();
-  Card card = devices_.card(request, call);
+  Card card = device_card(request, plan, call);
   Route route = Route::host;
   if (!meets_) {
     // Peers do not know yet that there are devices: until they do, as if there were none.
     if (is_beyond_host(card.in) || is_beyond_host(card.out))
-      channel_->ask_for_meetings(Occasion::devices);
+      channel_->ask_for_meetings(Occasion::devices, plan.is_joint);
   } else {
     route = meet(card, request, plan);
     if (route == Route::device && !devices_.channel) {
-      open_device(request);
-      card = devices_.card(request, call);  // the channel's device is known only now
+      open_device(request, plan);
+      card = device_card(request, plan, call);  // the channel's device is known only now
       route = meet(card, request, plan);
     }
   }
+  if (route == Route::device && devices_.are_shared && !reach(card, request, plan))
+    route = Route::staged;
   if (route == Route::device &&
       plans_->path(plan, route, group_.findings(), devices_.channel.get()).choice.engine ==
           Engine::copy &&
@@ -215,7 +218,10 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
       plan.signature.count > kMostElements)
     route = Route::staged;
   Path& path = plans_->path(plan, route, group_.findings(), devices_.channel.get());
-  if (route == Route::device) return run_path(path, plan, route, request.in, request.out);
+  if (route == Route::device) {
+    path.arguments.mapped = mapped_.data();
+    return run_path(path, plan, route, request.in, request.out);
+  }
 
   const void* from = request.in;
   void* to = request.out;
@@ -247,7 +253,39 @@ void Communicator::meet(const Card& card) {
   if (step(spin_) != kDone) wait_slowly(step, [] { return 0; });
 }
 
-Route Communicator::meet(const Card& card, const Request& request, const Plan& plan) {
+Card Communicator::device_card(const Request& request, const Plan& plan, const DeviceCall& call) {
+  Card card = devices_.card(request, call);
+  if (!devices_.are_shared) return card;
+  const auto in = reinterpret_cast<std::uintptr_t>(request.in);
+  const auto out = reinterpret_cast<std::uintptr_t>(request.out);
+  // Kernels that write a scattered result over what they have yet to read keep it aside; not so for
+  // several ranks.
+  if (is_scatter(request.collective) && out < in + plan.bytes && in < out + plan.out_bytes)
+    card.is_contended = true;
+  devices_.channel->show(card, request.in, request.out);
+  return card;
+}
+
+/// After the meeting with `card`, which may be followed by another one: finds out where the buffers
+/// of all ranks on this rank's device are. False (on all ranks alike): kernels cannot serve the
+/// call.
+bool Communicator::reach(Card& card, const Request& request, Plan& plan) {
+  if (!plans_->can_use(plan, group_.findings(), devices_.channel.get())) return false;
+  const bool has_news = devices_.has_news(*channel_, group_.size);
+  card.is_reached = devices_.channel->reach(*channel_, request.in, request.out, mapped_);
+  if (!has_news) {
+    if (!card.is_reached) throw Error(Code::device, "a rank's buffers on this GPU are gone");
+    return true;
+  }
+  meet(card);
+  bool is_reached = true;
+  for (int rank = 0; rank < group_.size; ++rank)
+    is_reached = is_reached && channel_->card(rank).is_reached;
+  if (!is_reached) devices_.refuse(*channel_, group_.size);
+  return is_reached;
+}
+
+Route Communicator::meet(Card& card, const Request& request, const Plan& plan) {
   meet(card);
   // Kernels of copy engines' calls see a slice at a time.
   std::uint64_t elements = plan.signature.count;
@@ -267,10 +305,29 @@ bool Communicator::reserve_copies(Plan& plan) {
   return false;
 }
 
-void Communicator::open_device(const Request& request) {
+/// Whether kernels may fold over each device's ranks first.
+bool Communicator::may_share(const Level& device_of, std::string& why) const {
+  why.clear();
+  if (std::string_view(group_.config.algorithm) != "auto")
+    why = "ranks share GPUs, and TRIB_ALGORITHM names an algorithm";
+  else if (group_.config.determinism == Config::Determinism::order && domains(device_of) > 1)
+    why = "ranks share GPUs, and TRIB_DETERMINISM=order asks for sums in rank order";
+  return why.empty();
+}
+
+void Communicator::open_device(const Request& request, Plan& plan) {
   std::string why;
   devices_.channel = devices_.backend->open(*bootstrap_, group_.config, request.in, why);
-  if (devices_.channel) return adopt(Key::Place::device);
+  if (devices_.channel) {
+    const Level& device_of = devices_.channel->device_of();
+    if (device_of.empty() || may_share(device_of, why)) {
+      devices_.are_shared = !device_of.empty();
+      group_.device_of = device_of;
+      if (devices_.are_shared) plans_->forget(plan);
+      return adopt(Key::Place::device);
+    }
+    devices_.channel.reset();
+  }
   devices_.are_refused = true;
   if (group_.rank == 0)
     log_once(Config::Log::warn, "reductions of GPU buffers go through host memory: " + why);
@@ -359,7 +416,8 @@ void Communicator::post(Task& task, const Request& request) {
   task.bytes_ = count * bytes(request.dtype);
   task.findings_ = &group_.findings();
   if (task.bytes_ == 0) return count_empty(task.request_);
-  task.meets_ = meets_ && devices_.channel && devices_.can_serve(request, count);
+  task.meets_ =
+      meets_ && devices_.channel && !devices_.are_shared && devices_.can_serve(request, count);
   try {
     stage(task);
     background_->post(task);
@@ -422,7 +480,7 @@ void Communicator::settle(Task& task) {
   if (!devices_.are_in_use && devices_.backend != nullptr)
     devices_.are_in_use = devices_.backend->is_in_use();
   DeviceCall none;
-  const Plan& plan = plans_->find(request);
+  Plan& plan = plans_->find(request);
   Part mine{devices_.card(request, none), devices_.can_serve(request, plan.signature.count)};
   if (plan.is_mappable) {
     const Card card = heap_card(request, plan);
@@ -437,7 +495,7 @@ void Communicator::settle(Task& task) {
 }
 
 /// Collective: whether it may run on the ranks' devices.
-bool Communicator::settle_on_device(const Request& request, const Plan& plan,
+bool Communicator::settle_on_device(const Request& request, Plan& plan,
                                     const std::vector<Part>& parts) {
   bool is_any_beyond = false;
   for (const Part& part : parts) {
@@ -448,8 +506,8 @@ bool Communicator::settle_on_device(const Request& request, const Plan& plan,
     if (!part.card.is_ready || !part.can_serve) return false;
   }
   if (!is_any_beyond || plan.bytes == 0) return false;
-  if (!devices_.channel) open_device(request);
-  return devices_.channel != nullptr;
+  if (!devices_.channel) open_device(request, plan);
+  return devices_.channel != nullptr && !devices_.are_shared;
 }
 
 namespace {

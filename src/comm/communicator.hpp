@@ -110,10 +110,13 @@ class Communicator {
   bool run_mapped(const Request& request, Plan& plan);
   void run_with_devices(const Request& request, Plan& plan);
   void meet(const Card& card);
-  Route meet(const Card& card, const Request& request, const Plan& plan);
-  void open_device(const Request& request);
+  Route meet(Card& card, const Request& request, const Plan& plan);
+  Card device_card(const Request& request, const Plan& plan, const DeviceCall& call);
+  bool reach(Card& card, const Request& request, Plan& plan);
+  void open_device(const Request& request, Plan& plan);
+  bool may_share(const Level& device_of, std::string& why) const;
   void settle(Task& task);
-  bool settle_on_device(const Request& request, const Plan& plan, const std::vector<Part>& parts);
+  bool settle_on_device(const Request& request, Plan& plan, const std::vector<Part>& parts);
   Card heap_card(const Request& request, const Plan& plan) const;
   template <class CardOf>
   bool map(const Plan& plan, CardOf&& card_of, std::vector<MappedBuffers>& mapped);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "comm/devices.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -49,13 +50,34 @@ Route Devices::route(const HostChannel& met, int size, const Request& request,
       is_any_beyond = is_any_beyond || is_beyond_host(memory);
       is_any_host = is_any_host || memory == Memory::host || memory == Memory::distant;
     }
-    is_any_contended = is_any_contended || card.is_contended;
+    is_any_contended = is_any_contended || card.is_contended ||
+                       (are_shared && (refused_.count({rank, card.in_block}) > 0 ||
+                                       refused_.count({rank, card.out_block}) > 0));
     are_all_ready = are_all_ready && card.is_ready;
   }
   if (!is_any_beyond) return Route::host;
   const bool is_served =
       are_all_ready && !is_any_host && !is_any_contended && can_serve(request, elements);
   return is_served ? Route::device : Route::staged;
+}
+
+bool Devices::has_news(const HostChannel& met, int size) {
+  bool is_new = false;
+  seen_.resize(static_cast<std::size_t>(size));
+  for (int rank = 0; rank < size; ++rank) {
+    const Card card = met.card(rank);
+    std::uint64_t& seen = seen_[static_cast<std::size_t>(rank)];
+    const std::uint64_t highest = std::max(card.in_block, card.out_block);
+    is_new = is_new || highest > seen;
+    seen = std::max(seen, highest);
+  }
+  return is_new;
+}
+
+void Devices::refuse(const HostChannel& met, int size) {
+  for (int rank = 0; rank < size; ++rank)
+    for (const std::uint64_t block : {met.card(rank).in_block, met.card(rank).out_block})
+      if (block != 0) refused_.insert({rank, block});
 }
 
 }  // namespace trib

@@ -6,6 +6,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "backend/backend.hpp"
 #include "comm/plans.hpp"
@@ -44,6 +47,7 @@ struct Devices {
   bool are_in_use = false;           ///< by this process
   bool are_refused = false;          ///< switched off, or the ranks' devices cannot work together
   std::unique_ptr<DeviceChannel> channel;
+  bool are_shared = false;  ///< several ranks use one: `channel` wants to know all their buffers
 
   /// Where a buffer of such elements is, as far as kernels are concerned.
   Memory where(const void* pointer, Dtype dtype) const;
@@ -54,6 +58,18 @@ struct Devices {
   /// What the cards of a meeting on `met` come to.
   Route route(const HostChannel& met, int size, const Request& request,
               std::uint64_t elements) const;
+
+  // Shared devices: allocations are known by their numbers on the cards.
+
+  /// Whether the cards of a meeting name allocations that no card named before.
+  bool has_news(const HostChannel& met, int size);
+  /// Not all that they name can be reached by those who would have to.
+  void refuse(const HostChannel& met, int size);
+
+ private:
+  using Block = std::pair<int, std::uint64_t>;  // rank, number
+  std::vector<std::uint64_t> seen_;             // of each rank: the highest number so far
+  std::set<Block> refused_;
 };
 
 }  // namespace trib

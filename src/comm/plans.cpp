@@ -7,6 +7,7 @@
 
 #include "base/log.hpp"
 #include "comm/cut.hpp"
+#include "schedule/share.hpp"
 
 namespace trib {
 namespace {
@@ -31,6 +32,7 @@ Shape Group::shape(Collective collective, int root) const {
   shape.root = root;
   shape.node_of = node_of;
   shape.levels = levels;
+  shape.device_of = device_of;
   return shape;
 }
 
@@ -84,6 +86,9 @@ void Plans::make(Plan& plan, const Request& request) const {
     for (const std::size_t count : plan.counts) hash = mix(hash, count);
   signature.hash = hash;
 
+  plan.is_joint = request.collective == Collective::allreduce ||
+                  (is_scatter(request.collective) &&
+                   std::find(plan.counts.begin(), plan.counts.end(), 0) == plan.counts.end());
   for (Path& path : plan.paths) path.is_made = false;
   plan.is_mappable = mapped_choice(key_of(plan, Route::mapped), group_.config).has_value();
   plan.is_made = true;
@@ -98,8 +103,14 @@ Loaded& Plans::load(const Request& request, const Choice& choice, DeviceChannel*
   loaded.collective = request.collective;
   if (device != nullptr) {
     const Shape shape = group_.shape(request.collective, request.root);
-    const std::vector<Schedule> all =
-        lower(all_ranks(*choice.algorithm, shape), shape, choice.reach);
+    const bool is_shared = !shape.device_of.empty();
+    const Shape launching = is_shared ? leaders_of(shape) : shape;
+    std::vector<Schedule> all =
+        lower(all_ranks(*choice.algorithm, launching), launching, choice.reach);
+    if (is_shared) {
+      all = share(all, shape);
+      loaded.algorithm = "shared_" + loaded.algorithm;
+    }
     loaded.chunks = static_cast<std::size_t>(all[0].chunks);
     loaded.program = device->load(all, choice.engine);
   } else {
@@ -119,6 +130,10 @@ Key Plans::key_of(const Plan& plan, Route route) const {
   key.place = route == Route::device   ? Key::Place::device
               : route == Route::staged ? Key::Place::staged
                                        : Key::Place::host;
+  // Kernels serve ranks that share devices in blocking calls only.
+  key.shares_devices = !group_.device_of.empty() && key.place != Key::Place::host &&
+                       plan.request.form == Form::blocking;
+  if (key.shares_devices && key.place == Key::Place::device) key.size = domains(group_.device_of);
   // Others are driven by any call that waits, too seldom to keep copy engines busy.
   key.can_copy = !has_no_copies_ && plan.request.form == Form::blocking;
   key.is_exact = is_exact(plan.request.dtype);
@@ -182,6 +197,7 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
     return path.loaded->program->fit(is_large);
   };
   path.loaded = &load(request, path.choice, device);
+  if (!path.loaded->program) return false;
   if (std::max(fit(false), fit(true)) < element) return false;
 
   const std::size_t chunks = path.loaded->chunks;

@@ -32,6 +32,8 @@ struct Group {
   int rank = 0, size = 1;
   std::vector<int> node_of;
   Levels levels;
+  Level
+      device_of;  ///< each rank's device, once it is known that kernels serve ranks that share one
   Config config;
 
   /// What was measured, as far as this point of the program: ranks add to it in calls that all make
@@ -99,6 +101,7 @@ struct Plan {
   Signature signature;
   std::array<Path, kRoutes> paths;  // by Route, made when they are needed first
   bool is_mappable = false;         // Route::mapped is for it, if the buffers are
+  bool is_joint = false;            // every rank's result needs every rank's contribution
   const void* seen_in = nullptr;    // the buffers of the last call, which used no device
   const void* seen_out = nullptr;
 
@@ -139,6 +142,13 @@ class Plans {
     make_path(plan, path, route, choice, device);
     return path;
   }
+  /// False: kernels have no room for what the tables say, on all ranks alike. Then there is no path
+  /// for Route::device.
+  bool can_use(Plan& plan, const Findings& findings, DeviceChannel* device) {
+    Path& path = plan.paths[static_cast<std::size_t>(Route::device)];
+    return path.is_made ||
+           make_path_for(choose(plan, Route::device, findings), plan, path, Route::device, device);
+  }
   /// Makes `path` for a choice of the caller's. False: it has no room.
   bool make_path_for(const Choice& choice, const Plan& plan, Path& path, Route route,
                      DeviceChannel* device = nullptr);
@@ -147,6 +157,9 @@ class Plans {
   void do_without_data(Plan& plan);
   /// The same of copy engines.
   void do_without_copies(Plan& plan);
+  /// What is known of the group has changed: all paths are made anew. `plan` stays a plan for what
+  /// it was for.
+  void forget(Plan& plan);
 
   Key key_of(const Plan& plan, Route route) const;
   /// What the tables say.
@@ -159,7 +172,6 @@ class Plans {
   std::uint64_t hash(const Request& request) const;
   void make(Plan& plan, const Request& request) const;
   void make_path(Plan& plan, Path& path, Route route, const Choice& choice, DeviceChannel* device);
-  void forget(Plan& plan);
   void cut(std::vector<std::size_t>& begin, const Plan& plan, std::size_t chunks) const;
   Loaded& load(const Request& request, const Choice& choice, DeviceChannel* device);
 

@@ -62,6 +62,7 @@ struct Shape {
   bool in_place = false;
   std::vector<int> node_of;  ///< each rank's node; empty: all on one
   Levels levels;             ///< what ranks share within the node
+  Level device_of;           ///< each rank's device; empty: none has two ranks
 
   bool has_output() const { return collective != Collective::reduce || rank == root; }
   /// Whether chunk `chunk` is in the `in` of rank `of`.

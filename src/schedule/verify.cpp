@@ -180,7 +180,9 @@ class Verifier {
     }
     if (at.buffer == Buffer::scratch) demand(at.slot >= 0, "no such slot");
     if (!schedule.is_lowered) return;
-    const bool is_own = at.rank == rank;
+    const Level& device_of = call.shape.device_of;
+    const bool is_own = at.rank == rank || (!device_of.empty() && at.buffer != Buffer::scratch &&
+                                            device_of[at.rank] == device_of[rank]);
     if (schedule.is_mapped)
       demand(is_own || at.buffer != Buffer::scratch, "out of reach");
     else if (is_write || at.buffer == Buffer::out)

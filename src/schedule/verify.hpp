@@ -18,6 +18,7 @@
 //   what it ran then) have completed run n - windows.
 // - Attach: before it leaves a call, a rank waits until its attached_readers have completed the
 //   call's last run.
+// - Shared devices: a rank may also read and write `in` and `out` of ranks on its own device.
 // - Stages: in tick t = 0, 1, ... of a call, stage s of its run t - s is performed, s = 0, 1, ...
 // - In place, a copy of a chunk of `in` to the same chunk of the same rank's `out` touches nothing:
 //   it is there already.

@@ -205,6 +205,7 @@ Choice default_choice(const Key& key, const Config& config) {
   if (key.place == Key::Place::device)
     return device_choice(key, key.can_copy && config.engine == Config::Engine::copy &&
                                   config.protocol == Config::Protocol::automatic);
+  if (key.shares_devices) return {find_algorithm("gpu_two_shot"), Reach::scratch, kLong};
   return host_choice(
       key, config.determinism == Config::Determinism::order || key.place != Key::Place::host);
 }
@@ -214,7 +215,8 @@ Choice default_choice(const Key& key, const Config& config) {
 Choice select(const Key& key, const Config& config, const Findings* findings) {
   const std::string_view wanted = config.algorithm;
   Choice choice = default_choice(key, config);
-  if (findings != nullptr && wanted == "auto") choice = findings->choose(key, config, choice);
+  if (findings != nullptr && wanted == "auto" && !key.shares_devices)
+    choice = findings->choose(key, config, choice);
   if (key.place == Key::Place::device) {
     if (config.protocol != Config::Protocol::automatic)
       choice.is_packet = config.protocol == Config::Protocol::packet;

@@ -28,6 +28,9 @@ struct Key {
   std::size_t element = 4;  ///< bytes; devices
   /// Devices: copy engines can be had. The host drives them: not for calls on a caller's stream.
   bool can_copy = false;
+  /// Devices have several ranks, `staged` too: to the same bits. On the device, `size` counts
+  /// devices.
+  bool shares_devices = false;
   bool is_exact = false;  ///< the result does not depend on how contributions are grouped
 };
 

@@ -187,6 +187,21 @@ def killed(context: Context) -> None:
     expect(our_segments() <= before, str(our_segments()))
 
 
+class Skipped(Exception):
+    """A check that this machine cannot do, and why."""
+
+
+def gpu_killed(context: Context) -> None:
+    """After kill -9 of a rank in reductions of GPU buffers its peers get an error, and the GPU is free."""
+    for ranks, count in ((2, 10), (2, 300000), (4, 10), (4, 300000), (7, 3000)):
+        # The launcher watches the shell, or else it would kill the other ranks as well.
+        script = f"{context.program('gpu_killed')} {count}; [ $? = 77 ] && exit 77; sleep 3; exit 0"
+        result = context.run(ranks, ["sh", "-c", script], timeout=60)
+        if "skipped: " in result.output:
+            raise Skipped(result.output[result.output.index("skipped: ") :].splitlines()[0])
+        expect(len(re.findall(r"rank \d+: noticed after", result.output)) == ranks - 1, result)
+
+
 def tuning(context: Context) -> None:
     """Persistent reductions measure, other jobs use what was found, no bits change; a damaged file is left alone."""
     if len(os.sched_getaffinity(0)) < 2:
@@ -308,6 +323,7 @@ CHECKS: dict[str, Callable[[Context], None]] = {
         disagreement,
         time_limit,
         killed,
+        gpu_killed,
         tuning,
         private_mpi,
     )
@@ -328,7 +344,11 @@ def main() -> int:
         return 0
     context = Context(arguments.mpis, arguments.mpi, arguments.programs, arguments.suffix)
     for name in arguments.checks or CHECKS:
-        CHECKS[name](context)
+        try:
+            CHECKS[name](context)
+        except Skipped as reason:
+            print(reason)
+            return launch.SKIPPED
         print(f"{name}: fine")
     return 0
 

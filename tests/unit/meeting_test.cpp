@@ -55,49 +55,58 @@ TEST(Meeting, DisagreementIsNoticed) {
     EXPECT_NE(error.find("ranks disagree"), std::string::npos) << error;
 }
 
-TEST(Meeting, AllRanksBeginBeforeTheSameCall) {
-  for (const char* const name : {"one_shot", "ring", "tree4"}) {
-    for (const int size : {2, 3, 6}) {
-      std::vector<int> begun(static_cast<std::size_t>(size), -1);
-      const auto errors =
-          test::run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
-            std::string why;
-            const auto channel = host_backend().open(*bootstrap, Config{}, why);
-            Shape shape;
-            shape.collective = Collective::reduce;  // leaves run ahead of the root
-            shape.size = size;
-            const Algorithm& algorithm = *find_algorithm(name);
-            const auto program =
-                channel->load(lower(all_ranks(algorithm, shape), shape,
-                                    Reach::scratch)[static_cast<std::size_t>(rank)]);
-            const std::vector<std::size_t> begin{0, 1, 2, 3, 4, 5, 6, 7};
-            std::mt19937 random(static_cast<unsigned>(rank));
-            for (int call = 0; call < 300; ++call) {
-              if (begun[static_cast<std::size_t>(rank)] < 0 &&
-                  channel->is_time_to_meet(Occasion::devices))
-                begun[static_cast<std::size_t>(rank)] = call;
-              if (call == 100 + 7 * rank && rank % 2 == 1)
-                channel->ask_for_meetings(Occasion::devices);
-              float in[8] = {}, out[8] = {};
-              Arguments arguments;
-              arguments.in = in;
-              arguments.out = out;
-              arguments.chunk_begin = begin.data();
-              arguments.longest = 1;
-              arguments.slice = 1;
-              channel->announce(arguments.signature);
-              Operation& operation = program->launch(arguments);
-              while (!operation.advance(10)) std::this_thread::yield();
-              if (random() % 8 == 0) std::this_thread::yield();
-            }
-          });
-      for (const std::string& error : errors) EXPECT_EQ(error, "") << name;
-      for (int rank = 0; rank < size; ++rank) {
-        EXPECT_EQ(begun[static_cast<std::size_t>(rank)], begun[0]) << name << ", rank " << rank;
-        EXPECT_GT(begun[static_cast<std::size_t>(rank)], 100);
-      }
+/// Odd ranks ask in different calls; all find out before which call it is time, and it is the same.
+void begin_together(const char* name, int size, bool is_joint) {
+  std::vector<int> begun(static_cast<std::size_t>(size), -1);
+  const auto errors = test::run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    std::string why;
+    const auto channel = host_backend().open(*bootstrap, Config{}, why);
+    Shape shape;
+    // In a Reduce, leaves run ahead of the root.
+    shape.collective = is_joint ? Collective::allreduce : Collective::reduce;
+    shape.size = size;
+    const Algorithm& algorithm = *find_algorithm(name);
+    const auto program = channel->load(
+        lower(all_ranks(algorithm, shape), shape, Reach::scratch)[static_cast<std::size_t>(rank)]);
+    const std::vector<std::size_t> begin{0, 1, 2, 3, 4, 5, 6, 7};
+    std::mt19937 random(static_cast<unsigned>(rank));
+    for (int call = 0; call < 300; ++call) {
+      if (begun[static_cast<std::size_t>(rank)] < 0 && channel->is_time_to_meet(Occasion::devices))
+        begun[static_cast<std::size_t>(rank)] = call;
+      if (call == 100 + 7 * rank && rank % 2 == 1)
+        channel->ask_for_meetings(Occasion::devices, is_joint);
+      // As in a call whose vector goes through in slices.
+      float in[8] = {}, out[8] = {};
+      Arguments arguments;
+      arguments.in = in;
+      arguments.out = out;
+      arguments.chunk_begin = begin.data();
+      arguments.longest = static_cast<std::size_t>(1 + call % 2);
+      arguments.slice = 1;
+      channel->announce(arguments.signature);
+      Operation& operation = program->launch(arguments);
+      while (!operation.advance(10)) std::this_thread::yield();
+      if (random() % 8 == 0) std::this_thread::yield();
     }
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "") << name;
+  for (int rank = 0; rank < size; ++rank) {
+    EXPECT_EQ(begun[static_cast<std::size_t>(rank)], begun[0]) << name << ", rank " << rank;
+    if (is_joint)
+      EXPECT_EQ(begun[static_cast<std::size_t>(rank)], 108) << "right after the first who asked";
+    else
+      EXPECT_GT(begun[static_cast<std::size_t>(rank)], 100);
   }
+}
+
+TEST(Meeting, AllRanksBeginBeforeTheSameCall) {
+  for (const char* const name : {"one_shot", "ring", "tree4"})
+    for (const int size : {2, 3, 6}) begin_together(name, size, /*is_joint=*/false);
+}
+
+TEST(Meeting, RightAfterACallThatNeedsAll) {
+  for (const char* const name : {"one_shot", "two_shot", "ring", "tree4", "rabenseifner"})
+    for (const int size : {2, 3, 6}) begin_together(name, size, /*is_joint=*/true);
 }
 
 }  // namespace

@@ -101,11 +101,13 @@ bool Channel::open_direct(std::string& why) {
   try {
     const Current current(context_);
     const std::size_t bytes = inbox_bytes(max_blocks_);
-    cuda::check(driver_.cuMemAlloc_(&inbox, bytes), "cannot allocate an inbox of 66 MiB");
-    cuda::check(driver_.cuMemsetD8_(inbox, 0, bytes), "cannot clear memory");
-    cuda::check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
-    mine = {::getpid(), context_, inbox, {}};
-    cuda::check(driver_.cuIpcGetMemHandle_(&mine.handle, inbox), "cannot share memory");
+    if (leads()) {
+      cuda::check(driver_.cuMemAlloc_(&inbox, bytes), "cannot allocate an inbox of 66 MiB");
+      cuda::check(driver_.cuMemsetD8_(inbox, 0, bytes), "cannot clear memory");
+      cuda::check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
+      mine = {::getpid(), context_, inbox, {}};
+      cuda::check(driver_.cuIpcGetMemHandle_(&mine.handle, inbox), "cannot share memory");
+    }
   } catch (const std::exception& error) {
     trouble = error.what();
   }
@@ -114,8 +116,9 @@ bool Channel::open_direct(std::string& why) {
     std::vector<Hello> all(static_cast<std::size_t>(size_));
     bootstrap_.exchange(&mine, all.data(), sizeof mine);
     try {
-      for (int rank = 0; rank < size_; ++rank)
-        if (rank != rank_) map(rank, &all[static_cast<std::size_t>(rank)]);
+      for (int device = 0; leads() && device < devices(); ++device)
+        if (const int rank = leader_of(device); rank != rank_)
+          map(rank, &all[static_cast<std::size_t>(rank)]);
     } catch (const std::exception& error) {
       trouble = error.what();
     }
@@ -159,8 +162,6 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   std::string trouble;
   try {
     if (driver() == nullptr) throw Error(Code::device, "the CUDA driver is not loaded");
-    if (bootstrap.size() > kMaxRanks)
-      throw Error(Code::device, "more than " + std::to_string(kMaxRanks) + " ranks");
     channel.reset(new Channel(bootstrap, config));
     channel->set_up(pointer);
     mine.blocks = channel->max_blocks_;
@@ -171,16 +172,24 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   if (!all_agree(bootstrap, trouble, why)) return nullptr;
   std::vector<Introduction> all(static_cast<std::size_t>(bootstrap.size()));
   bootstrap.exchange(&mine, all.data(), sizeof mine);
+  Level device_of;
+  int devices = 0;
   for (int rank = 0; rank < channel->size_; ++rank) {
     const Introduction& other = all[static_cast<std::size_t>(rank)];
     channel->max_blocks_ = std::min(channel->max_blocks_, other.blocks);
-    for (int before = 0; before < rank; ++before) {
-      if (std::memcmp(&other.device, &all[static_cast<std::size_t>(before)].device,
-                      sizeof mine.device) != 0)
-        continue;
-      why = "ranks " + std::to_string(before) + " and " + std::to_string(rank) + " share a GPU";
-      return nullptr;
-    }
+    int before = 0;
+    while (std::memcmp(&other.device, &all[static_cast<std::size_t>(before)].device,
+                       sizeof mine.device) != 0)
+      ++before;
+    device_of.push_back(before == rank ? devices++ : device_of[static_cast<std::size_t>(before)]);
+  }
+  if (devices > kMaxRanks) {
+    why = "more than " + std::to_string(kMaxRanks) + " GPUs";
+    return nullptr;
+  }
+  if (devices < channel->size_) {
+    channel->sharing_ = Sharing::open(bootstrap, config.segment, channel->context_, device_of, why);
+    if (!channel->sharing_) return nullptr;
   }
   if (config.peer_access == Config::PeerAccess::automatic) {
     if (channel->open_direct(why)) return channel;
@@ -198,6 +207,7 @@ Channel::~Channel() { release(); }
 void Channel::release() noexcept {
   if (context_ == nullptr) return;
   copy_engine_.reset();
+  sharing_.reset();
   try {
     const Current current(context_);
     if (resident_stream_ != nullptr) {
@@ -252,11 +262,13 @@ void Channel::free(void* pointer) noexcept {
 
 std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all, Engine engine) {
   if (engine == Engine::copy) return std::make_unique<CopyProgram>(*this, all);
+  if (sharing_ && !Program::fits(*this, all)) return nullptr;
   return std::make_unique<Program>(*this, all);
 }
 
 bool Channel::reserve_copies(std::string& why) {
-  if (segment_) return false;  // the GPUs cannot map each other's memory
+  // The GPUs cannot map each other's memory, or one has several ranks.
+  if (segment_ || sharing_) return false;
   if (!copy_engine_) copy_engine_ = CopyEngine::open(bootstrap_, segment_mode_, context_, why);
   return copy_engine_ != nullptr;
 }
@@ -268,15 +280,14 @@ void Channel::poison(const std::string&) noexcept {
   // they wait for may be enqueued on the default stream.
   try {
     const Current current(context_);
-    for (int rank = 0; rank < size_; ++rank)
-      if (rank != rank_)
-        driver_.cuMemsetD32Async_(peers_[static_cast<std::size_t>(rank)].inbox + kAbortAt, 1, 1,
-                                  abort_stream_);
+    for (const Peer& peer : peers_)
+      if (peer.inbox != 0 && &peer != &peers_[static_cast<std::size_t>(rank_)])
+        driver_.cuMemsetD32Async_(peer.inbox + kAbortAt, 1, 1, abort_stream_);
   } catch (const Error&) {
     // The context is gone: nothing of ours runs any more.
   }
   if (copy_engine_) copy_engine_->drain();
-  if (is_enqueued_) return;
+  if (is_enqueued_ || !leads()) return;
   // The kernel sees it within a millisecond; the caller's buffers are its own again only then.
   const auto start = std::chrono::steady_clock::now();
   while (std::atomic_ref(doorbell_->done).load(std::memory_order_acquire) < launches_ &&
@@ -288,7 +299,7 @@ void Channel::check() {
   check_stream();
   const std::uint32_t failed = std::atomic_ref(doorbell_->failed).load(std::memory_order_acquire);
   if (failed != 0)
-    throw Error(Code::timeout, "rank " + std::to_string(failed - 1) +
+    throw Error(Code::timeout, "rank " + std::to_string(leader_of(static_cast<int>(failed) - 1)) +
                                    " did not come to a reduction on the GPU within " +
                                    std::to_string(time_limit_ / 1'000'000'000) + " s");
 }
@@ -300,6 +311,20 @@ void Channel::drain() {
 }
 
 Memory Channel::where(const void* pointer) const { return where_in(context_, pointer); }
+
+const Level& Channel::device_of() const {
+  static const Level none;
+  return sharing_ ? sharing_->device_of() : none;
+}
+
+void Channel::show(Card& card, const void* in, const void* out) {
+  if (sharing_) sharing_->show(card, in, out);
+}
+
+bool Channel::reach(const HostChannel& met, const void* in, void* out,
+                    std::vector<MappedBuffers>& mapped) {
+  return !sharing_ || sharing_->reach(met, in, out, mapped);
+}
 
 void Channel::check_stream() {
   const Current current(context_);

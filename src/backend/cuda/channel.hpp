@@ -12,6 +12,7 @@
 #include "backend/cuda/driver.hpp"
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/launch.hpp"
+#include "backend/cuda/sharing.hpp"
 #include "backend/segment.hpp"
 
 namespace trib::cuda {
@@ -33,6 +34,10 @@ class Channel final : public trib::DeviceChannel {
   Memory where(const void* pointer) const override;
   bool is_through_host() const override { return segment_ != nullptr; }
   int max_blocks() const override { return max_blocks_; }
+  const Level& device_of() const override;
+  void show(Card& card, const void* in, const void* out) override;
+  bool reach(const HostChannel& met, const void* in, void* out,
+             std::vector<MappedBuffers>& mapped) override;
   void look_ahead() override;
   void* allocate(std::size_t bytes) override;
   void free(void* pointer) noexcept override;
@@ -48,6 +53,11 @@ class Channel final : public trib::DeviceChannel {
   };
 
   Channel(Bootstrap& bootstrap, const Config& config);
+  /// Among the devices: a rank's, and the rank that launches on one.
+  int devices() const { return sharing_ ? sharing_->devices() : size_; }
+  int device_of(int rank) const { return sharing_ ? sharing_->device(rank) : rank; }
+  int leader_of(int device) const { return sharing_ ? sharing_->leader(device) : device; }
+  bool leads() const { return !sharing_ || sharing_->leads(); }
   void set_up(const void* pointer);
   /// Collective: inboxes in the GPUs' own memory, or else in pinned host memory. False (on all
   /// ranks alike): `why` says what was missing.
@@ -105,6 +115,7 @@ class Channel final : public trib::DeviceChannel {
   std::uint64_t time_limit_ = 0;  // nanoseconds
   const Config::Segment segment_mode_;
   std::unique_ptr<CopyEngine> copy_engine_;
+  std::unique_ptr<Sharing> sharing_;  // null: every rank has a GPU of its own
 };
 
 }  // namespace trib::cuda

@@ -34,7 +34,7 @@ inline constexpr int kMaxStages = 3;
 inline constexpr int kMaxUnits = 64;  // of an inbox
 inline constexpr int kMaxPhases = 24;
 inline constexpr int kMaxBatches = 32;
-inline constexpr int kMaxOperands = 96;
+inline constexpr int kMaxOperands = 104;  // a reduce_scatter of 16 ranks on 4 GPUs has 100
 inline constexpr int kMaxFlags = 64;
 inline constexpr int kBatch = 4;                        // sources of a batch
 inline constexpr std::size_t kWindowBytes = 128 << 10;  // of a block
@@ -112,7 +112,7 @@ struct Launch {
   std::uint32_t slice;       // elements of a chunk per pass
   std::uint32_t first_run;   // of this launch, unless is_counted
   std::uint32_t passes;      // of all blocks together
-  std::uint8_t rank, size;
+  std::uint8_t rank, size;   // among the GPUs, as all ranks in these tables
   std::uint8_t stages;
   /// All ranks have met on the host: whatever was launched before is over everywhere. Otherwise
   /// credits are looked at from the first pass on.
@@ -131,6 +131,6 @@ struct FlaggedLaunch : Launch {
   Phase phase[kMaxPhases];
   Flag flag[2 * kMaxFlags];
 };
-static_assert(sizeof(Launch) <= 2304 && sizeof(FlaggedLaunch) <= 4096);
+static_assert(sizeof(Launch) <= 2432 && sizeof(FlaggedLaunch) <= 4096);
 
 }  // namespace trib::cuda

@@ -49,22 +49,27 @@ struct Group {
 
 }  // namespace
 
-Program::Program(Channel& channel, const std::vector<Schedule>& all) : channel_(channel) {
+Program::Program(Channel& channel, const std::vector<Schedule>& all)
+    : Program(channel, all, channel.rank_) {}
+
+Program::Program(Channel& channel, const std::vector<Schedule>& all, int rank)
+    : channel_(channel), rank_(rank) {
   translate(all);
 }
 
 void Program::translate(const std::vector<Schedule>& all) {
-  const int rank = channel_.rank_, size = channel_.size_;
+  const int rank = rank_, size = channel_.size_;
+  const auto device = [&](int of) { return static_cast<std::uint8_t>(channel_.device_of(of)); };
   const Schedule& schedule = all[static_cast<std::size_t>(rank)];
   const Inboxes inboxes(all);
   units_ = inboxes.most();
-  if (units_ > kMaxUnits || size > kMaxRanks) is_packet_possible_ = is_simple_possible_ = false;
+  if (units_ > kMaxUnits) is_packet_possible_ = is_simple_possible_ = false;
   launch_.stages = static_cast<std::uint8_t>(schedule.stages);
-  launch_.rank = static_cast<std::uint8_t>(rank);
-  launch_.size = static_cast<std::uint8_t>(size);
-  for (int peer = 0; peer < std::min(size, kMaxRanks); ++peer)
-    launch_.inbox[peer] =
-        reinterpret_cast<std::byte*>(channel_.peers_[static_cast<std::size_t>(peer)].inbox);
+  launch_.rank = device(rank);
+  launch_.size = static_cast<std::uint8_t>(channel_.devices());
+  for (int peer = 0; peer < channel_.devices(); ++peer)
+    launch_.inbox[peer] = reinterpret_cast<std::byte*>(
+        channel_.peers_[static_cast<std::size_t>(channel_.leader_of(peer))].inbox);
   launch_.doorbell = channel_.doorbell_;
   launch_.counters = reinterpret_cast<Counters*>(channel_.counters_);
   launch_.time_limit = channel_.time_limit_;
@@ -74,7 +79,7 @@ void Program::translate(const std::vector<Schedule>& all) {
     int reader, writer, unit;
   };
   int operands = 0, flags = 0, batches = 0, phases = 0;
-  const auto add_operand = [&](const Unit* unit, Buffer buffer, int chunk) {
+  const auto add_operand = [&](const Unit* unit, Buffer buffer, int of, int chunk) {
     if (operands == kMaxOperands) {
       is_packet_possible_ = is_simple_possible_ = false;
       return;
@@ -84,10 +89,10 @@ void Program::translate(const std::vector<Schedule>& all) {
     operand.is_inbox = unit != nullptr;
     operand.is_out = unit == nullptr && buffer == Buffer::out;
     if (unit != nullptr) {
-      operand.rank = static_cast<std::uint8_t>(unit->writer);
+      operand.rank = device(unit->writer);
     }
-    meanings_.push_back(
-        {buffer, chunk, unit != nullptr ? unit->reader : -1, unit != nullptr ? unit->unit : -1});
+    meanings_.push_back({buffer, of, chunk, unit != nullptr ? device(unit->reader) : -1,
+                         unit != nullptr ? unit->unit : -1});
   };
   /// A slot stands for its units at all readers, nearest behind this rank first: at any time, every
   /// rank then pushes to another peer.
@@ -108,7 +113,7 @@ void Program::translate(const std::vector<Schedule>& all) {
     Flag& flag = launch_.flag[flags++];
     flag.address = channel_.peers_[static_cast<std::size_t>(unit.reader)].inbox +
                    static_cast<std::size_t>(unit.unit) * sizeof(std::uint32_t);
-    flag.rank = static_cast<std::uint64_t>(peer);
+    flag.rank = device(peer);
     return true;
   };
 
@@ -117,7 +122,7 @@ void Program::translate(const std::vector<Schedule>& all) {
     const Step* step;
     int chunk;
     std::vector<Unit> units;  // where it is pushed to
-    bool has_out;
+    std::vector<int> outs;    // whose `out` it goes to
   };
   const auto add_batch = [&](const Piece* const* pieces, int copies, int first_source) {
     if (batches == kMaxBatches) {
@@ -145,18 +150,19 @@ void Program::translate(const std::vector<Schedule>& all) {
           source.step->from[static_cast<std::size_t>(batch.is_copy ? 0 : first_source + i)];
       if (from.buffer == Buffer::scratch) {
         const Unit unit{rank, from.rank, inboxes.unit(rank, from.rank, from.slot, source.chunk)};
-        add_operand(&unit, from.buffer, source.chunk);
+        add_operand(&unit, from.buffer, from.rank, source.chunk);
       } else {
-        add_operand(nullptr, from.buffer, source.chunk);
+        add_operand(nullptr, from.buffer, from.rank, source.chunk);
       }
     }
     if (!batch.is_last) return;
     batch.to = static_cast<std::uint16_t>(operands);
     for (int i = 0; i < std::max(copies, 1); ++i) {
       const Piece& target = *pieces[i];
-      for (const Unit& unit : target.units) add_operand(&unit, Buffer::scratch, target.chunk);
-      if (target.has_out) add_operand(nullptr, Buffer::out, target.chunk);
-      batch.to_count[i] = static_cast<std::uint8_t>(target.units.size() + (target.has_out ? 1 : 0));
+      for (const Unit& unit : target.units)
+        add_operand(&unit, Buffer::scratch, unit.reader, target.chunk);
+      for (const int of : target.outs) add_operand(nullptr, Buffer::out, of, target.chunk);
+      batch.to_count[i] = static_cast<std::uint8_t>(target.units.size() + target.outs.size());
     }
   };
 
@@ -171,17 +177,17 @@ void Program::translate(const std::vector<Schedule>& all) {
     for (const Step* step : group.moves) {
       const Location& any = step->to.front();
       for (int c = any.chunk; c < any.chunk + any.span; ++c) {
-        Piece piece{step, c, {}, false};
+        Piece piece{step, c, {}, {}};
         for (const Location& at : step->to) {
           if (at.buffer == Buffer::scratch) {
             const auto units = units_of(at.slot, c);
             piece.units.insert(piece.units.end(), units.begin(), units.end());
           } else {
-            piece.has_out = true;
+            piece.outs.push_back(at.rank);
           }
         }
         // Otherwise a part of a slot that nobody reads.
-        if (piece.has_out || !piece.units.empty()) pieces.push_back(std::move(piece));
+        if (!piece.outs.empty() || !piece.units.empty()) pieces.push_back(std::move(piece));
       }
     }
     for (std::size_t i = 0; i < pieces.size();) {
@@ -252,6 +258,14 @@ void Program::translate(const std::vector<Schedule>& all) {
   }
 }
 
+bool Program::fits(Channel& channel, const std::vector<Schedule>& all) {
+  for (int rank = 0; rank < channel.size_; ++rank) {
+    const Program its(channel, all, rank);
+    if (!its.is_packet_possible_ || !its.is_simple_possible_) return false;
+  }
+  return true;
+}
+
 std::size_t Program::fit(bool is_large) const {
   if (is_large ? !is_simple_possible_ : !is_packet_possible_) return 0;
   const std::size_t room = kWindowBytes / static_cast<std::size_t>(std::max(units_, 1));
@@ -271,7 +285,8 @@ Program::~Program() {
 /// In place, a reduce_scatter's `out` is the front of `in`. A thread reads a unit of `in` before it
 /// writes the same unit of `out`, but beyond the first chunk it would be another thread's.
 bool Program::covers_input(const Arguments& arguments) const {
-  if (!is_scatter(static_cast<Collective>(arguments.signature.collective))) return false;
+  if (!is_scatter(static_cast<Collective>(arguments.signature.collective)) || channel_.sharing_)
+    return false;
   const std::size_t element = bytes(arguments.dtype);
   const std::size_t* const begin = arguments.chunk_begin;
   const std::size_t own = (begin[channel_.rank_ + 1] - begin[channel_.rank_]) * element;
@@ -294,7 +309,8 @@ Operation& Program::launch(const Arguments& arguments) {
   stalls_ = 0;
   is_ordered_ = false;
   launch.linger = 0;
-  if (!arguments.is_enqueued) {
+  if (!channel_.leads()) return *this;
+  if (!arguments.is_enqueued && !channel_.sharing_) {
     const bool may_linger = arguments.linger > 0 && !arguments.is_large && launch.passes == 1 &&
                             look_for_repeat(arguments);
     if (order(arguments, may_linger)) return *this;
@@ -369,11 +385,9 @@ void Program::start(const Arguments& arguments) {
       aside_bytes_ = own;
     }
   }
-  const auto* const in = static_cast<const std::byte*>(arguments.in);
-  const auto* const out = is_aside_ ? reinterpret_cast<const std::byte*>(aside_)
-                                    : static_cast<const std::byte*>(arguments.out);
+  const MappedBuffers own_buffers{const_cast<void*>(arguments.in),
+                                  is_aside_ ? reinterpret_cast<void*>(aside_) : arguments.out};
   const bool is_scattered = is_scatter(static_cast<Collective>(arguments.signature.collective));
-  const std::size_t out_origin = is_scattered ? arguments.chunk_begin[channel_.rank_] : 0;
   const std::uint64_t stride =
       (arguments.slice * element + kUnitBytes - 1) / kUnitBytes * kUnitBytes * (is_packet ? 2 : 1);
   for (std::size_t i = 0; i < meanings_.size(); ++i) {
@@ -381,12 +395,14 @@ void Program::start(const Arguments& arguments) {
     Operand& operand = launch.operand[i];
     const std::size_t begin = arguments.chunk_begin[meaning.chunk];
     operand.length = static_cast<std::uint32_t>(arguments.chunk_begin[meaning.chunk + 1] - begin);
-    operand.address = meaning.buffer == Buffer::in
-                          ? reinterpret_cast<std::uint64_t>(in + begin * element)
-                      : meaning.buffer == Buffer::out
-                          ? reinterpret_cast<std::uint64_t>(out) + (begin - out_origin) * element
-                          : reinterpret_cast<std::uint64_t>(launch.inbox[meaning.holder]) +
-                                kPayloadAt + static_cast<std::uint64_t>(meaning.unit) * stride;
+    const MappedBuffers buffers = channel_.sharing_ ? arguments.mapped[meaning.rank] : own_buffers;
+    const std::size_t out_origin = is_scattered ? arguments.chunk_begin[meaning.rank] : 0;
+    operand.address =
+        meaning.buffer == Buffer::in ? reinterpret_cast<std::uint64_t>(buffers.in) + begin * element
+        : meaning.buffer == Buffer::out
+            ? reinterpret_cast<std::uint64_t>(buffers.out) + (begin - out_origin) * element
+            : reinterpret_cast<std::uint64_t>(launch.inbox[meaning.holder]) + kPayloadAt +
+                  static_cast<std::uint64_t>(meaning.unit) * stride;
   }
   CUstream stream = channel_.stream_;
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -420,7 +436,17 @@ void Program::start(const Arguments& arguments) {
   if (launch.linger > 0) channel_.resident_ = {this, launch.number, arguments.in, arguments.out};
 }
 
+/// The leader's kernel does this rank's part.
+bool Program::await_leader(int polls) const {
+  for (int poll = 0; !channel_.sharing_->is_told(launch_.number); ++poll) {
+    if (poll >= polls) return false;
+    __builtin_ia32_pause();
+  }
+  return true;
+}
+
 bool Program::advance(int polls) {
+  if (!channel_.leads()) return await_leader(polls);
   const std::atomic_ref done(channel_.doorbell_->done);
   for (int poll = 0;; ++poll) {
     // Acquire: pairs with the kernel's last store; what it wrote to pinned memory comes with it.
@@ -440,17 +466,20 @@ bool Program::advance(int polls) {
   }
   const std::uint32_t failed = channel_.doorbell_->failed;
   if (failed != 0)
-    throw Error(Code::timeout, "rank " + std::to_string(failed - 1) +
-                                   " did not come to a reduction on the GPU within " +
-                                   std::to_string(channel_.time_limit_ / 1'000'000'000) + " s");
+    throw Error(Code::timeout,
+                "rank " + std::to_string(channel_.leader_of(static_cast<int>(failed) - 1)) +
+                    " did not come to a reduction on the GPU within " +
+                    std::to_string(channel_.time_limit_ / 1'000'000'000) + " s");
   if (is_aside_) {
     const Current current(channel_.context_);
     check(channel_.driver_.cuStreamSynchronize_(channel_.stream_), "cannot copy the result");
   }
+  if (channel_.sharing_) channel_.sharing_->tell(launch_.number);
   return true;
 }
 
 int Program::blocked_on() const {
+  if (!channel_.leads()) return channel_.leader_of(channel_.device_of(channel_.rank_));
   const int peer = static_cast<int>(++looks_ % static_cast<std::uint64_t>(channel_.size_));
   return peer == channel_.rank_ ? wrap(peer + 1, channel_.size_) : peer;
 }

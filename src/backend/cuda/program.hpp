@@ -11,15 +11,21 @@ class Program final : public trib::Program, public Operation {
   Program(Channel& channel, const std::vector<Schedule>& all);
   ~Program() override;
 
+  /// Whether every rank's schedule fits into a launch.
+  static bool fits(Channel& channel, const std::vector<Schedule>& all);
+
   std::size_t fit(bool is_large) const override;
   Operation& launch(const Arguments& arguments) override;
   bool advance(int polls) override;
-  /// All peers in turn: the host does not know which one the kernel waits for.
+  /// All peers in turn: the host does not know which one the kernel waits for. Followers: their
+  /// leader.
   int blocked_on() const override;
   /// The host cannot see how far the kernel is: never the same, so that nothing is concluded.
   std::uint64_t position() const override { return ++looks_; }
 
  private:
+  Program(Channel& channel, const std::vector<Schedule>& all, int rank);
+  bool await_leader(int polls) const;
   void translate(const std::vector<Schedule>& all);
   bool covers_input(const Arguments& arguments) const;
   bool look_for_repeat(const Arguments& arguments);
@@ -27,11 +33,12 @@ class Program final : public trib::Program, public Operation {
   void start(const Arguments& arguments);
 
   Channel& channel_;
+  const int rank_;
   FlaggedLaunch launch_{};
   /// What an operand of the launch stands for: filled in by every call.
   struct Meaning {
     Buffer buffer;
-    int chunk;
+    int rank, chunk;   // whose, if it is not scratch
     int holder, unit;  // scratch: whose inbox, and where in it
   };
   std::vector<Meaning> meanings_;

@@ -248,12 +248,17 @@ int Channel::absent() {
 
 /// A rank may be ahead of another by kWindows runs per reader on the way between them, and there
 /// are at most size_ - 1: by the time a rank starts run meet_from, everyone has left the run in
-/// which it was set, and the credits that say so have carried the store along.
-void Channel::ask_for_meetings(Occasion occasion) {
-  std::uint64_t none = 0;
-  const std::uint64_t from = last_run_ + static_cast<std::uint64_t>(kWindows * size_) + 16;
-  peers_[0].control->meet_from[static_cast<int>(occasion)].compare_exchange_strong(
-      none, from, std::memory_order_relaxed);
+/// which it was set, and the credits that say so have carried the store along. In a joint call
+/// nobody is beyond its first run, and this rank's contribution carries the store to everyone who
+/// gets there; for the same reason an earlier number may then take the place of a later one.
+void Channel::ask_for_meetings(Occasion occasion, bool is_joint) {
+  const std::uint64_t from =
+      last_run_ + (is_joint ? 2 : static_cast<std::uint64_t>(kWindows * size_) + 16);
+  std::atomic<std::uint64_t>& meet_from = peers_[0].control->meet_from[static_cast<int>(occasion)];
+  std::uint64_t before = meet_from.load(std::memory_order_relaxed);
+  while ((before == 0 || (is_joint && from < before)) &&
+         !meet_from.compare_exchange_weak(before, from, std::memory_order_relaxed)) {
+  }
 }
 
 bool Channel::is_time_to_meet(Occasion occasion) const {

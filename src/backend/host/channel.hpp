@@ -73,8 +73,7 @@ struct alignas(kCacheLine) PresentedCard {
 struct Control {
   Completed completed;
   State state;
-  /// Rank 0's counts: for each Occasion, the first run before which ranks meet, if not zero. Set
-  /// once.
+  /// Rank 0's counts: for each Occasion, the first run before which ranks meet, if not zero.
   alignas(kCacheLine) std::atomic<std::uint64_t> meet_from[kOccasions];
   PresentedCard cards[2];
   Record history[kHistory];
@@ -101,7 +100,7 @@ class Channel final : public HostChannel {
   void present(const Card& card) override;
   int absent() override;
   Card card(int rank) const override { return peers_[rank].control->cards[meeting_ % 2].card; }
-  void ask_for_meetings(Occasion occasion) override;
+  void ask_for_meetings(Occasion occasion, bool is_joint) override;
   bool is_time_to_meet(Occasion occasion) const override;
 
  private:
