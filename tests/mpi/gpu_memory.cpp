@@ -2,6 +2,7 @@
 // GPU memory in all its kinds: offsets inside allocations, buffers that are freed and allocated
 // again at the same address, pools, virtual address ranges, and the first GPU buffer after a long
 // time of host buffers only. "thorough" takes minutes and 10 GiB.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -107,6 +108,35 @@ void virtual_memory() {
   CHECK(gpu.call("cuMemAddressFree", address, bytes) == 0, "");
 }
 
+/// Kernels know short messages by the number of the run in every other word. Long vectors full of
+/// just these numbers come before short ones, and must not pass for them.
+void numbers() {
+  Gpu& gpu = Gpu::get();
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  constexpr int kLong = 100000, kShort = 7, kShortCalls = 5;
+  auto* const data = static_cast<int*>(gpu.allocate(kLong * 4));
+  std::vector<int> host(kLong);
+  const auto check = [&](int count, int each) {
+    std::fill(host.begin(), host.end(), each);
+    gpu.copy(data, host.data(), static_cast<std::size_t>(count) * 4);
+    CHECK(MPI_Allreduce(MPI_IN_PLACE, data, count, MPI_INT, MPI_SUM, comm) == MPI_SUCCESS, "");
+    gpu.copy(host.data(), data, static_cast<std::size_t>(count) * 4);
+    for (int i = 0; i < count; ++i)
+      CHECK(host[static_cast<std::size_t>(i)] == each * size,
+            "a vector of %d numbers that are all %d: element %d: %d", count, each, i,
+            host[static_cast<std::size_t>(i)]);
+  };
+  int calls = 0;
+  for (int round = 0; round < 200; ++round) {
+    check(kLong, calls + round % 12 - 2);
+    for (int i = 0; i < kShortCalls; ++i) check(kShort, -1 - i);
+    calls += 1 + kShortCalls;
+  }
+  gpu.free(data);
+  MPI_Comm_free(&comm);
+}
+
 /// 1 GiB of floats, and more than 2^31 elements of one byte.
 void huge() {
   Gpu& gpu = Gpu::get();
@@ -152,6 +182,7 @@ int main(int argc, char** argv) {
   cycles(is_thorough ? 10000 : 300);
   pool();
   virtual_memory();
+  numbers();
   if (is_thorough) huge();
   if (rank == 0) std::printf("memory of all kinds checked\n");
   MPI_Finalize();

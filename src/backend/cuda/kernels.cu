@@ -295,7 +295,8 @@ class Block {
     const std::uint32_t window = blockIdx.x * kWindows + run_ % kWindows;
     done_ = static_cast<std::uint64_t>(launch_.slice) *
             (static_cast<std::uint32_t>(pass) * gridDim.x + blockIdx.x);
-    in_inbox_ = static_cast<std::uint64_t>(window) * kWindowBytes;
+    in_inbox_ = static_cast<std::uint64_t>(window) *
+                (protocol == Protocol::packet ? kPacketWindowBytes : kWindowBytes);
     in_flags_ = window * static_cast<std::uint32_t>(kMaxUnits * sizeof(std::uint32_t));
   }
 

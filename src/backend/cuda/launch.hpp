@@ -38,15 +38,20 @@ inline constexpr int kMaxOperands = 104;  // a reduce_scatter of 16 ranks on 4 G
 inline constexpr int kMaxFlags = 64;
 inline constexpr int kBatch = 4;                        // sources of a batch
 inline constexpr std::size_t kWindowBytes = 128 << 10;  // of a block
-inline constexpr std::size_t kUnitBytes = 16;           // what a thread handles at a time
+inline constexpr std::size_t kPacketWindowBytes = 64 << 10;
+inline constexpr std::size_t kUnitBytes = 16;  // what a thread handles at a time
 
-// An inbox, from its start: flags, credits, payload.
+// An inbox, from its start: flags, credits, payload, packets. Where packets go nothing else is ever
+// stored, or else payload from an earlier run could pass for the number of a later one.
 inline constexpr std::size_t kFlagBytes = sizeof(std::uint32_t) * kMaxBlocks * kWindows * kMaxUnits;
 inline constexpr std::size_t kCreditBytes = sizeof(std::uint32_t) * (kMaxBlocks + 1) * kMaxRanks;
 inline constexpr std::size_t kAbortAt = kFlagBytes + kCreditBytes;  // a word: a peer gave up
 inline constexpr std::size_t kPayloadAt = (kAbortAt + 4096) / 4096 * 4096;
-constexpr std::size_t inbox_bytes(int blocks) {
+constexpr std::size_t packets_at(int blocks) {
   return kPayloadAt + static_cast<std::size_t>(blocks) * kWindows * kWindowBytes;
+}
+constexpr std::size_t inbox_bytes(int blocks) {
+  return packets_at(blocks) + static_cast<std::size_t>(blocks) * kWindows * kPacketWindowBytes;
 }
 
 /// Where a chunk is: at `address`, of the first pass of the first block in the first window.

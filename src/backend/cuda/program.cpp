@@ -268,8 +268,9 @@ bool Program::fits(Channel& channel, const std::vector<Schedule>& all) {
 
 std::size_t Program::fit(bool is_large) const {
   if (is_large ? !is_simple_possible_ : !is_packet_possible_) return 0;
-  const std::size_t room = kWindowBytes / static_cast<std::size_t>(std::max(units_, 1));
-  return (is_large ? room : room / 2) / kUnitBytes * kUnitBytes;
+  // A packet is half number.
+  const std::size_t room = is_large ? kWindowBytes : kPacketWindowBytes / 2;
+  return room / static_cast<std::size_t>(std::max(units_, 1)) / kUnitBytes * kUnitBytes;
 }
 
 Program::~Program() {
@@ -390,6 +391,7 @@ void Program::start(const Arguments& arguments) {
   const bool is_scattered = is_scatter(static_cast<Collective>(arguments.signature.collective));
   const std::uint64_t stride =
       (arguments.slice * element + kUnitBytes - 1) / kUnitBytes * kUnitBytes * (is_packet ? 2 : 1);
+  const std::size_t payload_at = is_packet ? packets_at(channel_.max_blocks_) : kPayloadAt;
   for (std::size_t i = 0; i < meanings_.size(); ++i) {
     const Meaning& meaning = meanings_[i];
     Operand& operand = launch.operand[i];
@@ -401,7 +403,7 @@ void Program::start(const Arguments& arguments) {
         meaning.buffer == Buffer::in ? reinterpret_cast<std::uint64_t>(buffers.in) + begin * element
         : meaning.buffer == Buffer::out
             ? reinterpret_cast<std::uint64_t>(buffers.out) + (begin - out_origin) * element
-            : reinterpret_cast<std::uint64_t>(launch.inbox[meaning.holder]) + kPayloadAt +
+            : reinterpret_cast<std::uint64_t>(launch.inbox[meaning.holder]) + payload_at +
                   static_cast<std::uint64_t>(meaning.unit) * stride;
   }
   CUstream stream = channel_.stream_;
