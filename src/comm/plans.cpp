@@ -135,7 +135,7 @@ Key Plans::key_of(const Plan& plan, Route route) const {
                        plan.request.form == Form::blocking;
   if (key.shares_devices && key.place == Key::Place::device) key.size = domains(group_.device_of);
   // Others are driven by any call that waits, too seldom to keep copy engines busy.
-  key.can_copy = !has_no_copies_ && plan.request.form == Form::blocking;
+  key.can_copy = !has_no_copies_ && !key.shares_devices && plan.request.form == Form::blocking;
   key.is_exact = is_exact(plan.request.dtype);
   return key;
 }

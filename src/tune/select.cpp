@@ -113,15 +113,15 @@ struct DeviceRow {
 };
 
 // GPUs, one rank each. All of these fold in rank order, and so does what stands in for them.
-// Measured on 2026-11-21 with `trib bench allreduce --memory cuda`: 2 and 4 H200. Copy engines:
-// `TRIB_ENGINE=copy trib bench COLLECTIVE -n 2 --memory cuda`, docs/results.md has the figures.
+// Measured on 2026-11-21 with `trib bench allreduce --memory cuda`: 2 and 4 H200. Copy engines on
+// the day after, with TRIB_ENGINE=copy and kernel: docs/results.md has the figures.
 // clang-format off
 constexpr DeviceRow kDevice[] = {
     {2,    128 * KiB,  "one_shot", true,  32,  1 * KiB},
     {kAny, 96 * KiB,   "one_shot", true,  32,  1 * KiB},
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
-    {kAny, 64 * MiB,   "two_shot", false, 132, 16 * KiB},
+    {2,    32 * MiB,   "two_shot", false, 132, 16 * KiB},
     {2,    kAll,       "two_shot", false, 132, 64 * MiB, Engine::copy},
     {kAny, kAll,       "two_shot", false, 132, 16 * KiB},
 };
@@ -139,7 +139,7 @@ constexpr DeviceRow kDeviceReduce[] = {
 constexpr DeviceRow kDeviceScatter[] = {
     {kAny, 256 * KiB,  "one_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
-    {kAny, 64 * MiB,   "one_shot", false, 132, 16 * KiB},
+    {2,    32 * MiB,   "one_shot", false, 132, 16 * KiB},
     {2,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
     {kAny, kAll,       "one_shot", false, 132, 16 * KiB},
 };
@@ -200,10 +200,9 @@ constexpr bool kIsWhole<Pair<Value, Index>> = std::integral<Value>&& std::integr
 
 /// What the default table says.
 Choice default_choice(const Key& key, const Config& config) {
-  // Protocols are the kernels': who names one wants these. Copy engines wait for a measurement of
-  // their last form before they serve calls unasked.
+  // Protocols are the kernels': who names one wants these.
   if (key.place == Key::Place::device)
-    return device_choice(key, key.can_copy && config.engine == Config::Engine::copy &&
+    return device_choice(key, key.can_copy && config.engine != Config::Engine::kernel &&
                                   config.protocol == Config::Protocol::automatic);
   if (key.shares_devices) return {find_algorithm("gpu_two_shot"), Reach::scratch, kLong};
   return host_choice(
