@@ -180,6 +180,29 @@ void nothing_is_kept() {
   gpu.free(small);
 }
 
+/// Pairs of ranks at the same time, each on two GPUs if there are two, by kernels that fill them.
+void pairs_side_by_side() {
+  MPI_Comm pair = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, rank / 2, rank, &pair);
+  int ranks = 0;
+  MPI_Comm_size(pair, &ranks);
+  constexpr std::size_t kCount = 4 << 20;
+  auto* const data = static_cast<int*>(Gpu::get().allocate(kCount * 4));
+  const std::vector<int> ones(kCount, 1);
+  Gpu::get().copy(data, ones.data(), kCount * 4);
+  int expected = 1;
+  for (int round = 0; round < 20; ++round, expected *= ranks)
+    CHECK(MPI_Allreduce(MPI_IN_PLACE, data, static_cast<int>(kCount), MPI_INT, MPI_SUM, pair) ==
+              MPI_SUCCESS,
+          "");
+  std::vector<int> now(kCount);
+  Gpu::get().copy(now.data(), data, kCount * 4);
+  for (std::size_t i = 0; i < kCount; ++i)
+    CHECK(now[i] == expected, "element %zu: %d, not %d", i, now[i], expected);
+  Gpu::get().free(data);
+  MPI_Comm_free(&pair);
+}
+
 /// Communicators over some of the ranks, in use by turns.
 void parts_of_the_world() {
   MPI_Comm half = MPI_COMM_NULL, again = MPI_COMM_NULL;
@@ -217,6 +240,7 @@ int main(int argc, char** argv) {
   all_cases();
   nothing_is_kept();
   parts_of_the_world();
+  pairs_side_by_side();
   if (rank == 0) std::printf("%ld elements checked\n", checked);
   MPI_Finalize();
 }

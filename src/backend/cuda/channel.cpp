@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -26,6 +27,22 @@ struct Hello {
   CUdeviceptr inbox;
   CUipcMemHandle handle;
 };
+
+/// Under MPS, kernels of several processes share the multiprocessors, and a block that has none
+/// waits until one is free. Disjoint communicators' kernels could keep each other's blocks out for
+/// ever, in another order on every GPU. Gives how many processes may have one on this GPU at a
+/// time, so that each takes its part only. Without MPS the GPU takes them in turns; and a
+/// communicator of all ranks on the node is alone while it is in a call.
+int neighbours(int size, int devices) {
+  const char* const pipe = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  if (::access(pipe != nullptr ? pipe : "/tmp/nvidia-mps", F_OK) != 0) return 1;
+  int ranks = 0;  // on this node
+  for (const char* name : {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"})
+    if (const char* const text = std::getenv(name)) ranks = std::atoi(text);
+  if (ranks <= size) return 1;
+  // Launchers may show a rank its own GPU only: all the others could be on it.
+  return std::max(1, (ranks + devices - 1) / std::max(devices, 1));
+}
 
 /// Blocks of a kernel that works through host memory: the bus is slow, and pinned memory dear.
 constexpr int kHostBlocks = 16;
@@ -52,7 +69,9 @@ void Channel::set_up(const void* pointer) {
   cuda::check(driver_.cuDeviceGetAttribute_(&max_blocks_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
                                             device_),
               "cannot count multiprocessors");
-  max_blocks_ = std::min(max_blocks_, kMaxBlocks);
+  int devices = 1;
+  driver_.cuDeviceGetCount_(&devices);
+  max_blocks_ = std::clamp(max_blocks_ / neighbours(size_, devices), 1, kMaxBlocks);
   kernels_ = &Kernels::of_current();
   // Above the program's own work: peers wait for ours. Ordered behind the default stream, as the
   // copies are through which other MPIs move such buffers: programs may not know that a copy from
@@ -102,7 +121,7 @@ bool Channel::open_direct(std::string& why) {
     const Current current(context_);
     const std::size_t bytes = inbox_bytes(max_blocks_);
     if (leads()) {
-      cuda::check(driver_.cuMemAlloc_(&inbox, bytes), "cannot allocate an inbox of 66 MiB");
+      cuda::check(driver_.cuMemAlloc_(&inbox, bytes), "cannot allocate an inbox of 99 MiB");
       cuda::check(driver_.cuMemsetD8_(inbox, 0, bytes), "cannot clear memory");
       cuda::check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
       mine = {::getpid(), context_, inbox, {}};
