@@ -96,7 +96,12 @@ TEST(Select, CopyEnginesWhereTheyCanBeHad) {
     key.collective = static_cast<Collective>(collective);
     const Engine wanted = is_reduction(key.collective) ? Engine::copy : Engine::kernel;
     Config config;
+    key.size = 4;
     EXPECT_EQ(engine(512 * MiB, true, config), Engine::kernel);
+    key.size = 2;
+    EXPECT_EQ(engine(512 * MiB, true, config), wanted) << name(key.collective);
+    EXPECT_EQ(engine(16 * MiB, true, config), Engine::kernel);
+    EXPECT_EQ(engine(512 * MiB, false, config), Engine::kernel);
     config.engine = Config::Engine::kernel;
     EXPECT_EQ(engine(512 * MiB, true, config), Engine::kernel);
     config.engine = Config::Engine::copy;
