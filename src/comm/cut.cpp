@@ -69,8 +69,9 @@ void cut_passes(Arguments& arguments, const Choice& choice, const Program& progr
     return;
   }
   std::size_t slice = is_small ? longest : std::min(choice.slice_bytes, longest);
-  if (config.slice == 0 && !is_small)
-    slice = std::max(slice, std::min((longest + blocks - 1) / blocks, kLongSlice));
+  // Rounded up: with one pass more than blocks, a block would take twice as long.
+  const std::size_t even = ((longest + blocks - 1) / blocks + 63) / 64 * 64;
+  if (config.slice == 0 && !is_small) slice = std::max(slice, std::min(even, kLongSlice));
   slice = std::min(slice, program.fit(arguments.is_large));
   if (slice > 64 && !is_small) slice = slice / 64 * 64;
   arguments.slice = std::max<std::size_t>(slice / element, 1);

@@ -113,11 +113,12 @@ struct DeviceRow {
 };
 
 // GPUs, one rank each. All of these fold in rank order, and so does what stands in for them.
-// Measured on 2026-11-21 with `trib bench allreduce --memory cuda`: 2 and 4 H200. Copy engines on
-// the day after, with TRIB_ENGINE=copy and kernel: docs/results.md has the figures.
+// Measured on 2026-11-21 with `trib bench allreduce --memory cuda`: 2 and 4 H200. On the day after
+// again for 2, up to 4 MiB and with TRIB_ENGINE=copy and kernel: docs/results.md has the figures.
 // clang-format off
 constexpr DeviceRow kDevice[] = {
-    {2,    128 * KiB,  "one_shot", true,  32,  1 * KiB},
+    {2,    32 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {kAny, 96 * KiB,   "one_shot", true,  32,  1 * KiB},
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
@@ -126,7 +127,8 @@ constexpr DeviceRow kDevice[] = {
     {kAny, kAll,       "two_shot", false, 132, 16 * KiB},
 };
 constexpr DeviceRow kDeviceReduce[] = {
-    {2,    128 * KiB,  "one_shot", true,  32,  1 * KiB},
+    {2,    64 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {kAny, 96 * KiB,   "one_shot", true,  32,  1 * KiB},
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
@@ -137,6 +139,8 @@ constexpr DeviceRow kDeviceReduce[] = {
 };
 // The reduce_scatters, and allgather, which moves as much from each rank to each.
 constexpr DeviceRow kDeviceScatter[] = {
+    {2,    64 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {2,    256 * KiB,  "one_shot", false, 132, 4 * KiB},
     {kAny, 256 * KiB,  "one_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {2,    32 * MiB,   "one_shot", false, 132, 16 * KiB},
