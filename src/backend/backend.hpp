@@ -104,6 +104,10 @@ struct Card {
   bool is_reached = true;  ///< of a device's leader: whether it can map what its ranks have shown
 };
 
+/// A rank shows at most so many allocations at a time; number n takes the place of n -
+/// kShownBlocks.
+inline constexpr std::size_t kShownBlocks = 64;
+
 /// What ranks may meet for before calls.
 enum class Occasion : std::uint8_t {
   devices,  ///< some use a device: before every call

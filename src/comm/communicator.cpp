@@ -281,7 +281,7 @@ bool Communicator::reach(Card& card, const Request& request, Plan& plan) {
   bool is_reached = true;
   for (int rank = 0; rank < group_.size; ++rank)
     is_reached = is_reached && channel_->card(rank).is_reached;
-  if (!is_reached) devices_.refuse(*channel_, group_.size);
+  if (!is_reached) devices_.refuse_news();
   return is_reached;
 }
 
@@ -322,7 +322,7 @@ void Communicator::open_device(const Request& request, Plan& plan) {
     const Level& device_of = devices_.channel->device_of();
     if (device_of.empty() || may_share(device_of, why)) {
       devices_.are_shared = !device_of.empty();
-      group_.device_of = device_of;
+      group_.set_device_of(device_of);
       if (devices_.are_shared) plans_->forget(plan);
       return adopt(Key::Place::device);
     }

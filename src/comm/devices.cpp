@@ -50,9 +50,8 @@ Route Devices::route(const HostChannel& met, int size, const Request& request,
       is_any_beyond = is_any_beyond || is_beyond_host(memory);
       is_any_host = is_any_host || memory == Memory::host || memory == Memory::distant;
     }
-    is_any_contended = is_any_contended || card.is_contended ||
-                       (are_shared && (refused_.count({rank, card.in_block}) > 0 ||
-                                       refused_.count({rank, card.out_block}) > 0));
+    is_any_contended = is_any_contended || card.is_contended || is_refused(rank, card.in_block) ||
+                       is_refused(rank, card.out_block);
     are_all_ready = are_all_ready && card.is_ready;
   }
   if (!is_any_beyond) return Route::host;
@@ -62,22 +61,28 @@ Route Devices::route(const HostChannel& met, int size, const Request& request,
 }
 
 bool Devices::has_news(const HostChannel& met, int size) {
-  bool is_new = false;
-  seen_.resize(static_cast<std::size_t>(size));
+  news_.clear();
+  blocks_.resize(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
     const Card card = met.card(rank);
-    std::uint64_t& seen = seen_[static_cast<std::size_t>(rank)];
-    const std::uint64_t highest = std::max(card.in_block, card.out_block);
-    is_new = is_new || highest > seen;
-    seen = std::max(seen, highest);
+    for (const std::uint64_t block : {card.in_block, card.out_block}) {
+      std::uint64_t& seen = blocks_[static_cast<std::size_t>(rank)].seen[block % kShownBlocks];
+      if (block == 0 || block == seen) continue;
+      seen = block;
+      news_.emplace_back(rank, block);
+    }
   }
-  return is_new;
+  return !news_.empty();
 }
 
-void Devices::refuse(const HostChannel& met, int size) {
-  for (int rank = 0; rank < size; ++rank)
-    for (const std::uint64_t block : {met.card(rank).in_block, met.card(rank).out_block})
-      if (block != 0) refused_.insert({rank, block});
+void Devices::refuse_news() {
+  for (const auto& [rank, block] : news_)
+    blocks_[static_cast<std::size_t>(rank)].refused[block % kShownBlocks] = block;
+}
+
+bool Devices::is_refused(int rank, std::uint64_t block) const {
+  return block != 0 && static_cast<std::size_t>(rank) < blocks_.size() &&
+         blocks_[static_cast<std::size_t>(rank)].refused[block % kShownBlocks] == block;
 }
 
 }  // namespace trib

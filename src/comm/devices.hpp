@@ -4,9 +4,9 @@
 // on a device for a rank that has not posted the call.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -63,13 +63,19 @@ struct Devices {
 
   /// Whether the cards of a meeting name allocations that no card named before.
   bool has_news(const HostChannel& met, int size);
-  /// Not all that they name can be reached by those who would have to.
-  void refuse(const HostChannel& met, int size);
+  /// Not all of these can be reached by those who would have to.
+  void refuse_news();
 
  private:
-  using Block = std::pair<int, std::uint64_t>;  // rank, number
-  std::vector<std::uint64_t> seen_;             // of each rank: the highest number so far
-  std::set<Block> refused_;
+  /// A rank's allocations by number, modulo kShownBlocks: those that cards have named, and of these
+  /// the ones out of reach.
+  struct Blocks {
+    std::array<std::uint64_t, kShownBlocks> seen{}, refused{};
+  };
+  bool is_refused(int rank, std::uint64_t block) const;
+
+  std::vector<Blocks> blocks_;                       // of each rank
+  std::vector<std::pair<int, std::uint64_t>> news_;  // of the last meeting: rank, number
 };
 
 }  // namespace trib

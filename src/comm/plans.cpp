@@ -26,13 +26,18 @@ constexpr std::size_t kScatteredSlice = 16u << 10;
 }  // namespace
 
 Shape Group::shape(Collective collective, int root) const {
+  const std::lock_guard lock(mutex_);
+  return shape_as_known(collective, root);
+}
+
+Shape Group::shape_as_known(Collective collective, int root) const {
   Shape shape;
   shape.collective = collective;
   shape.size = size;
   shape.root = root;
   shape.node_of = node_of;
   shape.levels = levels;
-  shape.device_of = device_of;
+  shape.device_of = device_of_;
   return shape;
 }
 
@@ -41,7 +46,7 @@ const Schedule& Group::schedule(Collective collective, const Choice& choice, int
   const auto [found, is_new] =
       schedules_.try_emplace({collective, choice.algorithm, root, choice.reach});
   if (is_new) {
-    const Shape all = shape(collective, root);
+    const Shape all = shape_as_known(collective, root);
     found->second = std::move(lower(all_ranks(*choice.algorithm, all), all,
                                     choice.reach)[static_cast<std::size_t>(rank)]);
   }
@@ -97,7 +102,7 @@ void Plans::make(Plan& plan, const Request& request) const {
 Loaded& Plans::load(const Request& request, const Choice& choice, DeviceChannel* device) {
   Loaded& loaded = programs_[{request.collective, choice.algorithm, request.root, choice.reach,
                               device != nullptr, choice.engine}];
-  if (loaded.program) return loaded;
+  if (loaded.program || loaded.has_no_room) return loaded;
   loaded.algorithm =
       (choice.reach == Reach::map ? "mapped_" : "") + std::string(choice.algorithm->name);
   loaded.collective = request.collective;
@@ -113,6 +118,7 @@ Loaded& Plans::load(const Request& request, const Choice& choice, DeviceChannel*
     }
     loaded.chunks = static_cast<std::size_t>(all[0].chunks);
     loaded.program = device->load(all, choice.engine);
+    loaded.has_no_room = loaded.program == nullptr;
   } else {
     const Schedule& schedule = group_.schedule(request.collective, choice, request.root);
     loaded.chunks = static_cast<std::size_t>(schedule.chunks);
@@ -131,9 +137,9 @@ Key Plans::key_of(const Plan& plan, Route route) const {
               : route == Route::staged ? Key::Place::staged
                                        : Key::Place::host;
   // Kernels serve ranks that share devices in blocking calls only.
-  key.shares_devices = !group_.device_of.empty() && key.place != Key::Place::host &&
-                       plan.request.form == Form::blocking;
-  if (key.shares_devices && key.place == Key::Place::device) key.size = domains(group_.device_of);
+  key.shares_devices = plan.request.form == Form::blocking && key.place != Key::Place::host &&
+                       !group_.device_of().empty();
+  if (key.shares_devices && key.place == Key::Place::device) key.size = domains(group_.device_of());
   // Others are driven by any call that waits, too seldom to keep copy engines busy.
   key.can_copy = !has_no_copies_ && !key.shares_devices && plan.request.form == Form::blocking;
   key.is_exact = is_exact(plan.request.dtype);

@@ -32,8 +32,6 @@ struct Group {
   int rank = 0, size = 1;
   std::vector<int> node_of;
   Levels levels;
-  Level
-      device_of;  ///< each rank's device, once it is known that kernels serve ranks that share one
   Config config;
 
   /// What was measured, as far as this point of the program: ranks add to it in calls that all make
@@ -50,8 +48,19 @@ struct Group {
   const Schedule& schedule(Collective collective, const Choice& choice, int root);
   Shape shape(Collective collective, int root) const;
 
+  /// Each rank's device, once it is known that kernels serve ranks that share one. Set by the
+  /// thread that makes the group's blocking calls, which alone may ask for it.
+  const Level& device_of() const { return device_of_; }
+  void set_device_of(const Level& device_of) {
+    const std::lock_guard lock(mutex_);
+    device_of_ = device_of;
+  }
+
  private:
-  std::mutex mutex_;
+  Shape shape_as_known(Collective collective, int root) const;
+
+  mutable std::mutex mutex_;
+  Level device_of_;
   std::map<std::tuple<Collective, const Algorithm*, int, Reach>, Schedule> schedules_;
   const Findings none_;
   const Findings* findings_ = &none_;
@@ -69,6 +78,7 @@ struct Loaded {
   Collective collective{};
   std::size_t chunks = 1;
   std::unique_ptr<Program> program;
+  bool has_no_room = false;  ///< on the device
   std::uint64_t calls = 0, bytes = 0;
   double seconds = 0;
 };

@@ -67,7 +67,8 @@ class Tuner {
   std::optional<Record> result(double budget) {
     const auto begin = Clock::now();
     const Plan& plan = sketch_.find(request_);
-    const Key key = sketch_.key_of(plan, route_);
+    Key key = sketch_.key_of(plan, route_);
+    key.can_copy = false;  // persistent reductions go by kernels
     choices_ = distinct(candidates(key, parts_.group.config), plan);
     if (!prepare(plan)) return {};
     const Measurement measured =

@@ -78,12 +78,8 @@ class Sharing {
         slot_of_[{device, slot}][chunk] = add_slot(leader, chunk, 1);
     }
     if (is_alone(device)) return;
-    for (const Step& step : schedule.steps)
-      for (const Location& to : step.to)
-        if (to.buffer == Buffer::scratch && step.from.size() == 1 &&
-            step.from.front().buffer == Buffer::in)
-          for (const int chunk : chunks_of(to.chunk, to.span))
-            sums_[{device, chunk}] = slot_of_[{device, to.slot}][chunk];
+    // A sum that a stage pushes to peers is not read back by a later one: only peers say that they
+    // have read a slot, before it is written again, and a device's own stages go on by themselves.
     for (const Step& step : schedule.steps)
       for (const Location& from : step.from)
         if (from.buffer == Buffer::in && step.from.size() > 1)

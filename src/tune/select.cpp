@@ -270,6 +270,8 @@ bool is_permitted(const Choice& choice, const Key& key, const Config& config) {
   const Algorithm* const algorithm = choice.algorithm;
   if (algorithm == nullptr || !algorithm->serves(key.collective)) return false;
   if (!is_reduction(key.collective)) return true;
+  // What the ranks of a device are is not known from the start.
+  if (algorithm->association == Association::devices) return key.shares_devices;
   switch (freedom_of(key, config)) {
     case Config::Determinism::run:
       return algorithm->association == default_choice(key, config).algorithm->association;

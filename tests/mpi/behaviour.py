@@ -187,7 +187,7 @@ def killed(context: Context) -> None:
     expect(our_segments() <= before, str(our_segments()))
 
 
-class Skipped(Exception):
+class NotHereError(Exception):
     """A check that this machine cannot do, and why."""
 
 
@@ -198,7 +198,7 @@ def gpu_killed(context: Context) -> None:
         script = f"{context.program('gpu_killed')} {count}; [ $? = 77 ] && exit 77; sleep 3; exit 0"
         result = context.run(ranks, ["sh", "-c", script], timeout=60)
         if "skipped: " in result.output:
-            raise Skipped(result.output[result.output.index("skipped: ") :].splitlines()[0])
+            raise NotHereError(result.output[result.output.index("skipped: ") :].splitlines()[0])
         expect(len(re.findall(r"rank \d+: noticed after", result.output)) == ranks - 1, result)
 
 
@@ -346,7 +346,7 @@ def main() -> int:
     for name in arguments.checks or CHECKS:
         try:
             CHECKS[name](context)
-        except Skipped as reason:
+        except NotHereError as reason:
             print(reason)
             return launch.SKIPPED
         print(f"{name}: fine")

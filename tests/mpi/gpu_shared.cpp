@@ -129,6 +129,10 @@ void all_cases() {
         Case c{collective,   whole,        in_place,
                round % size, Kind::device, static_cast<std::size_t>(round % 5)};
         run(c, round++);
+        const std::string name = collective;
+        if (is_served_here() && is_shared() && (name == "allreduce" || name == "reduce"))
+          CHECK(last_algorithm(MPI_COMM_WORLD).rfind("shared_", 0) == 0, "%s: by %s",
+                c.text().c_str(), last_algorithm(MPI_COMM_WORLD).c_str());
         // Not all kinds on all ranks: kernels cannot serve these, the bits are the same.
         c.kind = rank == round % size ? Kind::host : Kind::device;
         run(c, round++);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 
 #include "algorithm/registry.hpp"
 #include "schedule/verify.hpp"
@@ -150,6 +151,25 @@ TEST(Share, MissingStepsAreReported) {
       }
   });
   EXPECT_GT(mutants, 1000);
+}
+
+/// A device's stages go on by themselves, and nobody but peers says that a slot has been read: so
+/// no stage reads what an earlier one of the same rank has put into a slot.
+TEST(Share, NoSlotIsReadByALaterStageOfItsOwner) {
+  for_each_shape(5, 3, [&](const Algorithm& algorithm, const Shape& shape) {
+    const VerifiedCall call = shared_call(algorithm, shape, 1);
+    for (std::size_t rank = 0; rank < call.schedules.size(); ++rank) {
+      std::map<int, int> written;  // slot -> stage
+      for (const Step& step : call.schedules[rank].steps) {
+        for (const Location& from : step.from) {
+          if (from.buffer != Buffer::scratch || from.rank != static_cast<int>(rank)) continue;
+          EXPECT_EQ(written.at(from.slot), step.stage) << text(algorithm, shape);
+        }
+        for (const Location& to : step.to)
+          if (to.buffer == Buffer::scratch) written[to.slot] = step.stage;
+      }
+    }
+  });
 }
 
 TEST(Share, OutOfReach) {

@@ -30,18 +30,17 @@ struct Hello {
 
 /// Under MPS, kernels of several processes share the multiprocessors, and a block that has none
 /// waits until one is free. Disjoint communicators' kernels could keep each other's blocks out for
-/// ever, in another order on every GPU. Gives how many processes may have one on this GPU at a
-/// time, so that each takes its part only. Without MPS the GPU takes them in turns; and a
-/// communicator of all ranks on the node is alone while it is in a call.
-int neighbours(int size, int devices) {
+/// ever, in another order on every GPU. Gives how many kernels there may be on this GPU at a time,
+/// so that each takes its part only: any other communicator in a call has two ranks at least.
+/// Without MPS the GPU takes processes in turns.
+int neighbours(int size) {
   const char* const pipe = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
   if (::access(pipe != nullptr ? pipe : "/tmp/nvidia-mps", F_OK) != 0) return 1;
   int ranks = 0;  // on this node
-  for (const char* name : {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"})
-    if (const char* const text = std::getenv(name)) ranks = std::atoi(text);
-  if (ranks <= size) return 1;
-  // Launchers may show a rank its own GPU only: all the others could be on it.
-  return std::max(1, (ranks + devices - 1) / std::max(devices, 1));
+  for (const char* name : {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE",
+                           "MV2_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE"})
+    if (const char* const text = std::getenv(name)) ranks = std::max(ranks, std::atoi(text));
+  return 1 + std::max(0, ranks - size) / 2;
 }
 
 /// Blocks of a kernel that works through host memory: the bus is slow, and pinned memory dear.
@@ -69,9 +68,7 @@ void Channel::set_up(const void* pointer) {
   cuda::check(driver_.cuDeviceGetAttribute_(&max_blocks_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
                                             device_),
               "cannot count multiprocessors");
-  int devices = 1;
-  driver_.cuDeviceGetCount_(&devices);
-  max_blocks_ = std::clamp(max_blocks_ / neighbours(size_, devices), 1, kMaxBlocks);
+  max_blocks_ = std::clamp(max_blocks_ / neighbours(size_), 1, kMaxBlocks);
   kernels_ = &Kernels::of_current();
   // Above the program's own work: peers wait for ours. Ordered behind the default stream, as the
   // copies are through which other MPIs move such buffers: programs may not know that a copy from

@@ -54,12 +54,12 @@ Sharing::Table& Sharing::table(int rank) const {
 void Sharing::show(Card& card, const void* in, const void* out) {
   if (leads()) return;
   const Current current(context_);
-  take_back_freed();
+  take_back_freed(2);  // some now, others in the next call
   const auto show_one = [&](Memory& memory, const void* pointer, std::uint64_t& block,
                             std::uint64_t& at) {
     if (memory == Memory::pinned) memory = Memory::host;
     if (memory != Memory::device) return;
-    block = number_of(pointer, at);
+    block = number_of(pointer, card.in_block, at);
     if (block == 0) memory = Memory::distant;
   };
   show_one(card.in, in, card.in_block, card.in_at);
@@ -69,7 +69,7 @@ void Sharing::show(Card& card, const void* in, const void* out) {
     check(driver_.cuStreamSynchronize_(CU_STREAM_LEGACY), "the default stream failed");
 }
 
-std::uint64_t Sharing::number_of(const void* pointer, std::uint64_t& at) {
+std::uint64_t Sharing::number_of(const void* pointer, std::uint64_t kept, std::uint64_t& at) {
   unsigned long long id = 0;
   CUdeviceptr base = 0;
   unsigned is_managed = 0;
@@ -84,7 +84,10 @@ std::uint64_t Sharing::number_of(const void* pointer, std::uint64_t& at) {
   at = address - base;
   for (const Own& own : own_)
     if (own.number != 0 && own.id == id && own.base == base) return own.is_shown ? own.number : 0;
+  // It may lie where another one was, which its leader has to let go first.
+  take_back_freed(kShown);
   // A new one takes the place of the oldest.
+  if (kept != 0 && (last_number_ + 1) % kShown == kept % kShown) ++last_number_;
   const std::uint64_t number = ++last_number_;
   Own& own = own_[number % kShown];
   Table& mine = table(rank_);
@@ -101,15 +104,13 @@ std::uint64_t Sharing::number_of(const void* pointer, std::uint64_t& at) {
   return number;
 }
 
-/// Looks at some of what this rank shows, at others in the next call: whether the program has freed
-/// it.
-void Sharing::take_back_freed() {
-  constexpr int kLooks = 2;
-  for (std::size_t i = 0, looks = 0; i < kShown && looks < kLooks; ++i) {
+/// Looks at `looks` of the allocations that this rank shows: whether the program has freed them.
+void Sharing::take_back_freed(std::size_t looks) {
+  for (std::size_t i = 0, looked = 0; i < kShown && looked < looks; ++i) {
     next_look_ = (next_look_ + 1) % kShown;
     Own& own = own_[next_look_];
     if (own.number == 0) continue;
-    ++looks;
+    ++looked;
     unsigned long long id = 0;
     CUpointer_attribute wanted[] = {CU_POINTER_ATTRIBUTE_BUFFER_ID};
     void* values[] = {&id};

@@ -49,7 +49,7 @@ class Sharing {
   bool is_told(std::uint64_t number) const;
 
  private:
-  static constexpr std::size_t kShown = 64;  // allocations of a rank, at any time
+  static constexpr std::size_t kShown = kShownBlocks;
   struct Shown;
   struct Table;
   /// An allocation that this rank shows. `number` zero: nothing.
@@ -71,9 +71,10 @@ class Sharing {
 
   Sharing(int rank, const Level& device_of, CUcontext context);
   Table& table(int rank) const;
-  /// The allocation's number, or zero, and the buffer's place in it.
-  std::uint64_t number_of(const void* pointer, std::uint64_t& at);
-  void take_back_freed();
+  /// The allocation's number, or zero, and the buffer's place in it. `kept`: a number that must not
+  /// lose its place.
+  std::uint64_t number_of(const void* pointer, std::uint64_t kept, std::uint64_t& at);
+  void take_back_freed(std::size_t looks);
   void close_taken_back(int rank);
   CUdeviceptr map(int rank, std::uint64_t number);
   void close(Mapped& mapped);
