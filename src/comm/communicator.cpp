@@ -114,8 +114,7 @@ void Communicator::run_path(Path& path, Plan& plan, Route route, const void* in,
   }
 }
 
-// ------------------------------------------------------------------------------------ mapped
-// buffers
+// -------------------------------------------------------------------------------- mapped buffers
 
 /// False: not all ranks' buffers are mapped by all.
 bool Communicator::run_mapped(const Request& request, Plan& plan) {
@@ -188,8 +187,7 @@ bool Communicator::map(const Plan& plan, CardOf&& card_of, std::vector<MappedBuf
   return true;
 }
 
-// ------------------------------------------------------------------------------------------
-// devices
+// -------------------------------------------------------------------------------------- devices
 
 /// Some rank uses a device: where the buffers are decides, all ranks' together.
 void Communicator::run_with_devices(const Request& request, Plan& plan) {

@@ -172,12 +172,7 @@ int main(int argc, char** argv) {
   rank = world_rank();
   size = world_size();
   late_gpu();
-  if (!Gpu::get().is_here()) {
-    std::printf("skipped: no GPU here\n");
-    std::fflush(stdout);
-    MPI_Finalize();
-    return 77;
-  }
+  skip_without_gpu();
   const bool is_thorough = argc > 1 && std::strcmp(argv[1], "thorough") == 0;
   cycles(is_thorough ? 10000 : 300);
   pool();
