@@ -3,23 +3,58 @@
 #include "algorithm/algorithms.hpp"
 
 namespace trib {
+namespace {
+
+/// The root stands outside: chunks travel around the others, and from the last of them to the root,
+/// which folds its own input in. So no rank takes in more than n bytes, and only one chunk of an
+/// input in p-1 is copied for somebody else to read.
+Schedule ring_to_root(const Shape& shape) {
+  const int rank = shape.rank, root = shape.root;
+  std::vector<int> others;  // chunk c is completed by others[c]
+  for (int other = 0; other < shape.size; ++other)
+    if (other != root) others.push_back(other);
+  const int count = static_cast<int>(others.size());
+  Builder b(/*chunks=*/count);
+
+  if (rank == root) {
+    for (int c = 0; c < count; ++c) {
+      b.wait(others[c]);
+      const Location sum = count == 1 ? in(others[c], c) : partial(shape, others[c], c);
+      b.reduce(out(root, c), {sum, in(root, c)});
+    }
+    b.signal(others);  // nobody reads anybody's buffers any more: all others told us so
+    return b.finish();
+  }
+  const int place = rank < root ? rank : rank - 1;
+  const int prev = others[wrap(place - 1, count)], next = others[wrap(place + 1, count)];
+  if (count > 1) b.signal(next);
+  for (int k = 0; k < count - 1; ++k) {  // then chunk place-k-2 holds k+2 contributions
+    const int c = wrap(place - k - 2, count);
+    b.wait(prev);
+    b.reduce(partial(shape, rank, c),
+             {k == 0 ? in(prev, c) : partial(shape, prev, c), in(rank, c)});
+    if (k < count - 2) b.signal(next);
+  }
+  b.signal(root);
+  b.wait(root);
+  return b.finish();
+}
+
+}  // namespace
 
 /// Ring: reduce-scatter, then allgather (Patarasuk and Yuan, 2009).
 ///
 /// - steps: allreduce 2(p-1), others p-1
-/// - bytes read per rank: allreduce 2n(p-1)/p, others half of that
+/// - bytes read per rank: allreduce 2n(p-1)/p, reduce_scatter half of that; reduce at most n
 /// - scratch: none in allreduce; others less than a vector
-/// - association: chunk c in the order c+1, c+2, ..., c
-///
-/// In reduce, whoever completes a chunk writes it to the root, which then need not collect it.
+/// - association: chunk c in the order c+1, c+2, ..., c; in reduce without the root, which comes last
 Schedule ring(const Shape& shape) {
-  const int rank = shape.rank, size = shape.size, root = shape.root;
+  if (shape.collective == Collective::reduce) return ring_to_root(shape);
+  const int rank = shape.rank, size = shape.size;
   const int prev = wrap(rank - 1, size), next = wrap(rank + 1, size);
-  const bool is_reduce = shape.collective == Collective::reduce;
   const bool is_allreduce = shape.collective == Collective::allreduce;
-  const bool is_staged = shape.in_place && is_scatter(shape.collective);
-  const Location result =
-      is_staged ? partial(shape, rank, rank) : out(is_reduce ? root : rank, rank);
+  const bool is_staged = shape.in_place && !is_allreduce;
+  const Location result = is_staged ? partial(shape, rank, rank) : out(rank, rank);
   Builder b(/*chunks=*/size);
 
   b.signal(next);
@@ -37,15 +72,8 @@ Schedule ring(const Shape& shape) {
     b.copy(out(rank, c), out(prev, c));
     if (k < size - 2) b.signal(next);
   }
-  // To prev: we no longer read its buffers; and where it is the root, that our chunk has arrived.
-  b.signal(prev);
-  if (is_reduce && rank != root && prev != root) b.signal(root);
+  b.signal(prev);  // we no longer read its buffers
   b.wait(next);
-  if (is_reduce && rank == root) {
-    for (const int peer : peers_of(shape)) {
-      if (peer != next) b.wait(peer);
-    }
-  }
   if (is_staged) b.copy(out(rank, rank), result);  // only now: next was reading what `out` covers
   return b.finish();
 }
