@@ -200,13 +200,13 @@ class DeviceChannel {
  public:
   virtual ~DeviceChannel() = default;
   /// The lowered schedules of all ranks, in rank order; this rank's is run. Before a program of
-  /// Engine::copy is launched, reserve_copies() must have said yes. Null (on all ranks alike): the
+  /// an engine that the host drives is launched, reserve() must have said yes to it. Null (on all ranks alike): the
   /// schedules are too long for the device.
   virtual std::unique_ptr<Program> load(const std::vector<Schedule>& all, Engine engine) = 0;
-  /// Collective: what Engine::copy needs. False (on all ranks alike) if there is no memory for it;
-  /// `why` then says what was missing, if that is news. Idempotent.
-  virtual bool reserve_copies(std::string& why) = 0;
-  virtual bool has_copies() const = 0;
+  /// Collective: what an engine that the host drives needs. False (on all ranks alike) if it is not
+  /// to be had; `why` then says what was missing, if that is news. Idempotent.
+  virtual bool reserve(Engine engine, std::string& why) = 0;
+  virtual bool has(Engine engine) const = 0;
   /// Peers that wait for this rank will get an error that carries `why`. What runs on the device
   /// ends.
   virtual void poison(const std::string& why) noexcept = 0;

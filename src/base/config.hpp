@@ -48,8 +48,10 @@ struct Config {
   enum class Engine : int {
     automatic,
     kernel,
-    copy
-  } engine = Engine::automatic;    ///< TRIB_ENGINE=auto|kernel|copy
+    copy,
+    gemv
+  } engine = Engine::automatic;    ///< TRIB_ENGINE=auto|kernel|copy|gemv
+  char cublas[512] = "auto";       ///< TRIB_CUBLAS: "auto" or a path
   long blocks = 0;                 ///< TRIB_BLOCKS: of a GPU kernel, 0: by table
   long resident = -1;              ///< TRIB_RESIDENT: microseconds that a GPU kernel lingers
   long tune_budget_ms = 100;       ///< TRIB_TUNE_BUDGET_MS: for one persistent reduction

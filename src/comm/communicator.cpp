@@ -209,12 +209,13 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
   }
   if (route == Route::device && devices_.are_shared && !reach(card, request, plan))
     route = Route::staged;
-  if (route == Route::device &&
-      plans_->path(plan, route, group_.findings(), devices_.channel.get()).choice.engine ==
-          Engine::copy &&
-      !devices_.channel->has_copies() && !reserve_copies(plan) &&
-      plan.signature.count > kMostElements)
-    route = Route::staged;
+  while (route == Route::device) {
+    const Engine engine =
+        plans_->path(plan, route, group_.findings(), devices_.channel.get()).choice.engine;
+    if (!is_driven_by_host(engine) || devices_.channel->has(engine) || reserve(engine, plan)) break;
+    // Something else then, unless it is too much for a kernel.
+    if (engine == Engine::copy && plan.signature.count > kMostElements) route = Route::staged;
+  }
   Path& path = plans_->path(plan, route, group_.findings(), devices_.channel.get());
   if (route == Route::device) {
     path.arguments.mapped = mapped_.data();
@@ -285,21 +286,24 @@ bool Communicator::reach(Card& card, const Request& request, Plan& plan) {
 
 Route Communicator::meet(Card& card, const Request& request, const Plan& plan) {
   meet(card);
-  // Kernels of copy engines' calls see a slice at a time.
+  // Kernels of calls that the host drives see a slice at a time.
   std::uint64_t elements = plan.signature.count;
   if (elements > kMostElements &&
-      plans_->choose(plan, Route::device, group_.findings()).engine == Engine::copy)
+      is_driven_by_host(plans_->choose(plan, Route::device, group_.findings()).engine))
     elements = 0;
   return devices_.route(*channel_, group_.size, request, elements);
 }
 
-/// The first call for copy engines; all ranks have met.
-bool Communicator::reserve_copies(Plan& plan) {
+/// The first call for such an engine; all ranks have met.
+bool Communicator::reserve(Engine engine, Plan& plan) {
   std::string why;
-  if (devices_.channel->reserve_copies(why)) return true;
+  if (devices_.channel->reserve(engine, why)) return true;
   if (group_.rank == 0 && !why.empty())
-    log_once(Config::Log::warn, "large reductions of GPU buffers do without copy engines: " + why);
-  plans_->do_without_copies(plan);
+    log_once(Config::Log::warn,
+             engine == Engine::copy
+                 ? "large reductions of GPU buffers do without copy engines: " + why
+                 : "TRIB_ENGINE=gemv is left out: " + why);
+  plans_->do_without(engine, plan);
   return false;
 }
 

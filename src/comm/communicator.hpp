@@ -120,7 +120,7 @@ class Communicator {
   Card heap_card(const Request& request, const Plan& plan) const;
   template <class CardOf>
   bool map(const Plan& plan, CardOf&& card_of, std::vector<MappedBuffers>& mapped);
-  bool reserve_copies(Plan& plan);
+  bool reserve(Engine engine, Plan& plan);
   void adopt(Key::Place place);
   void reserve_data(Plan& plan, Route route);
   void wait(Operation& operation, int spin) { wait(operation, spin, *channel_); }

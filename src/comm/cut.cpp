@@ -55,7 +55,7 @@ void cut_passes(Arguments& arguments, const Choice& choice, const Program& progr
                         longest <= program.fit(/*is_large=*/false);
   if (is_small) arguments.blocks = 1;
   const auto blocks = static_cast<std::size_t>(arguments.blocks);
-  if (choice.engine == Engine::copy) {
+  if (is_driven_by_host(choice.engine)) {
     // Long pieces keep copy engines busy, but there have to be some for the stages to overlap.
     constexpr std::size_t kShortest = 16 << 20, kPieces = 4;
     std::size_t slice = std::min(choice.slice_bytes, program.fit(true));

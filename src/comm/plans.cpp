@@ -142,6 +142,8 @@ Key Plans::key_of(const Plan& plan, Route route) const {
   if (key.shares_devices && key.place == Key::Place::device) key.size = domains(group_.device_of());
   // Others are driven by any call that waits, too seldom to keep copy engines busy.
   key.can_copy = !has_no_copies_ && !key.shares_devices && plan.request.form == Form::blocking;
+  key.can_gemv = key.can_copy && !has_no_gemv_ && plan.request.op == Op::sum &&
+                 (plan.request.dtype == Dtype::f32 || plan.request.dtype == Dtype::f64);
   key.is_exact = is_exact(plan.request.dtype);
   return key;
 }
@@ -268,8 +270,8 @@ void Plans::do_without_data(Plan& plan) {
   forget(plan);
 }
 
-void Plans::do_without_copies(Plan& plan) {
-  has_no_copies_ = true;
+void Plans::do_without(Engine engine, Plan& plan) {
+  (engine == Engine::gemv ? has_no_gemv_ : has_no_copies_) = true;
   forget(plan);
 }
 

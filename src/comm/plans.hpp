@@ -165,8 +165,8 @@ class Plans {
   /// There is no memory for large messages: all paths are made anew. `plan` stays a plan for what
   /// it was for.
   void do_without_data(Plan& plan);
-  /// The same of copy engines.
-  void do_without_copies(Plan& plan);
+  /// The same of what an engine needs.
+  void do_without(Engine engine, Plan& plan);
   /// What is known of the group has changed: all paths are made anew. `plan` stays a plan for what
   /// it was for.
   void forget(Plan& plan);
@@ -187,7 +187,7 @@ class Plans {
 
   Group& group_;
   HostChannel& channel_;
-  bool has_no_data_, has_no_copies_ = false;
+  bool has_no_data_, has_no_copies_ = false, has_no_gemv_ = false;
   Plan* last_ = nullptr;     // found
   std::vector<Plan> plans_;  // direct mapped: calls that alternate between a few shapes find theirs
   std::map<std::tuple<Collective, const Algorithm*, int, Reach, bool, Engine>, Loaded> programs_;

@@ -68,7 +68,7 @@ class Tuner {
     const auto begin = Clock::now();
     const Plan& plan = sketch_.find(request_);
     Key key = sketch_.key_of(plan, route_);
-    key.can_copy = false;  // persistent reductions go by kernels
+    reserve_engines(key);
     choices_ = distinct(candidates(key, parts_.group.config), plan);
     if (!prepare(plan)) return {};
     const Measurement measured =
@@ -82,11 +82,24 @@ class Tuner {
   }
 
  private:
+  /// Collective. Persistent reductions go by kernels, but blocking calls use what is found, too.
+  /// Where these would not take the memory that copy engines need, measuring does not either.
+  void reserve_engines(Key& key) {
+    std::string why;
+    key.can_copy = key.can_copy && parts_.device != nullptr &&
+                   (parts_.device->has(Engine::copy) ||
+                    is_driven_by_host(select(key, parts_.group.config).engine)) &&
+                   parts_.device->reserve(Engine::copy, why);
+    key.can_gemv = key.can_copy && key.can_gemv &&
+                   freedom_of(key, parts_.group.config) == Config::Determinism::any &&
+                   parts_.device->reserve(Engine::gemv, why);
+  }
+
   /// Without those that come to the same: since no chunk is as long as their slice, or since an
   /// algorithm is another one in disguise. All ranks look at the schedules of the same two.
   std::vector<Choice> distinct(const std::vector<Choice>& all, const Plan& plan) const {
     std::map<const Algorithm*, std::pair<std::string, std::size_t>> known;
-    std::set<std::tuple<std::string, std::size_t, bool, int>> seen;
+    std::set<std::tuple<std::string, std::size_t, bool, int, Engine>> seen;
     std::vector<Choice> different;
     for (const Choice& choice : all) {
       const auto [found, is_new] = known.try_emplace(choice.algorithm);
@@ -102,7 +115,7 @@ class Tuner {
       }
       std::size_t slice = choice.slice_bytes;
       if (route_ == Route::host) slice = std::min(slice, longest);
-      if (seen.emplace(steps, slice, choice.is_packet, choice.blocks).second)
+      if (seen.emplace(steps, slice, choice.is_packet, choice.blocks, choice.engine).second)
         different.push_back(choice);
     }
     return different;

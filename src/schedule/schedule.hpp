@@ -210,7 +210,13 @@ bool is_without_scratch(const std::vector<Schedule>& all);
 enum class Engine : std::uint8_t {
   kernel,  ///< kernels that wait for each other
   copy,    ///< copy engines, which the host drives; for large messages
+  gemv,    ///< the same, but the library for matrices sums what has arrived
 };
+constexpr bool is_driven_by_host(Engine engine) { return engine != Engine::kernel; }
+constexpr const char* name(Engine engine) {
+  constexpr const char* names[] = {"kernel", "copy", "gemv"};
+  return names[static_cast<int>(engine)];
+}
 
 /// Rewrites the direct schedules of all ranks into lowered form, keeping their association: which
 /// values are folded in which order is untouched. `all[r]` is rank r's schedule for `shape` with

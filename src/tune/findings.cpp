@@ -13,12 +13,12 @@ Variant Variant::of(const Choice& choice) {
   variant.slice_bytes = choice.slice_bytes;
   variant.is_packet = choice.is_packet;
   variant.blocks = choice.blocks;
+  variant.engine = choice.engine;
   return variant;
 }
 
 Choice Variant::choice() const {
-  return {
-      find_algorithm(algorithm), Reach::scratch, slice_bytes, Engine::kernel, is_packet, blocks};
+  return {find_algorithm(algorithm), Reach::scratch, slice_bytes, engine, is_packet, blocks};
 }
 
 bool is_same_row(const Finding& a, const Finding& b) {

@@ -19,6 +19,7 @@ struct Variant {
   std::size_t slice_bytes = 0;
   bool is_packet = false;
   int blocks = 1;
+  Engine engine = Engine::kernel;
 
   static Variant of(const Choice& choice);
   /// Its algorithm is null if this version has none of that name.

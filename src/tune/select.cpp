@@ -161,6 +161,16 @@ constexpr DeviceRow kDeviceBroadcast[] = {
 
 /// What a copy engine moves at a time.
 constexpr std::size_t kCopySlice = 64 * MiB;
+/// Shorter vectors are not worth measuring with copy engines.
+constexpr std::size_t kLeastCopied = 4 * MiB;
+
+/// `choice` with another engine.
+Choice by_copies(Choice choice, Engine engine) {
+  if (!is_driven_by_host(choice.engine)) choice.slice_bytes = kCopySlice;
+  choice.engine = engine;
+  choice.is_packet = false;
+  return choice;
+}
 
 /// The table's row, of those that `can_copy` permits.
 Choice device_choice(const Key& key, bool can_copy) {
@@ -220,6 +230,10 @@ Choice default_choice(const Key& key, const Config& config) {
 }  // namespace
 
 Choice select(const Key& key, const Config& config, const Findings* findings) {
+  if (config.engine == Config::Engine::gemv && config.determinism == Config::Determinism::order)
+    throw Error(Code::argument,
+                "TRIB_ENGINE=gemv adds in an order of its own, and TRIB_DETERMINISM=order asks for "
+                "that of the ranks");
   const std::string_view wanted = config.algorithm;
   Choice choice = default_choice(key, config);
   if (findings != nullptr && wanted == "auto" && !key.shares_devices)
@@ -227,11 +241,11 @@ Choice select(const Key& key, const Config& config, const Findings* findings) {
   if (key.place == Key::Place::device) {
     if (config.protocol != Config::Protocol::automatic)
       choice.is_packet = config.protocol == Config::Protocol::packet;
-    if (config.engine == Config::Engine::copy && key.can_copy && is_reduction(key.collective) &&
-        choice.engine != Engine::copy) {
-      choice.engine = Engine::copy;
-      choice.is_packet = false;
-      choice.slice_bytes = kCopySlice;
+    if (is_reduction(key.collective)) {
+      if (config.engine == Config::Engine::copy && key.can_copy)
+        choice = by_copies(choice, Engine::copy);
+      if (config.engine == Config::Engine::gemv && key.can_copy && key.can_gemv)
+        choice = by_copies(choice, Engine::gemv);
     }
     if (config.blocks > 0) choice.blocks = static_cast<int>(config.blocks);
   }
@@ -273,7 +287,11 @@ Config::Determinism freedom_of(const Key& key, const Config& config) {
 bool is_permitted(const Choice& choice, const Key& key, const Config& config) {
   const Algorithm* const algorithm = choice.algorithm;
   if (algorithm == nullptr || !algorithm->serves(key.collective)) return false;
-  if (!is_reduction(key.collective)) return true;
+  if (!is_reduction(key.collective)) return choice.engine == Engine::kernel;
+  if (is_driven_by_host(choice.engine) && !key.can_copy) return false;
+  if (choice.engine == Engine::gemv &&
+      (!key.can_gemv || freedom_of(key, config) != Config::Determinism::any))
+    return false;
   // What the ranks of a device are is not known from the start.
   if (algorithm->association == Association::devices) return key.shares_devices;
   switch (freedom_of(key, config)) {
@@ -311,6 +329,10 @@ std::vector<Choice> candidates(const Key& key, const Config& config) {
       all.push_back(choice);
   };
   const bool is_device = key.place == Key::Place::device;
+  if (is_device && key.bytes >= kLeastCopied)
+    for (const char* const algorithm : {"two_shot", "one_shot", "rootless"})
+      for (const Engine engine : {Engine::copy, Engine::gemv})
+        add({find_algorithm(algorithm), Reach::scratch, kCopySlice, engine, false, 132});
   // The default's slice first: where time is short, the algorithms matter more.
   const std::size_t default_slice = all.front().slice_bytes;
   const std::size_t host_slices[] = {default_slice, 64 * KiB, kLong,    128 * KiB,

@@ -28,6 +28,8 @@ struct Key {
   std::size_t element = 4;  ///< bytes; devices
   /// Devices: copy engines can be had. The host drives them: not for calls on a caller's stream.
   bool can_copy = false;
+  /// The same, and the library for matrices knows the operator and the type.
+  bool can_gemv = false;
   /// Devices have several ranks, `staged` too: to the same bits. On the device, `size` counts
   /// devices.
   bool shares_devices = false;

@@ -43,6 +43,8 @@ constexpr std::size_t kMostBytes = 8u << 20;
 // values
 
 constexpr std::string_view kPlaces[] = {"host", "staged", "device"};
+constexpr std::string_view kEngines[] = {name(Engine::kernel), name(Engine::copy),
+                                         name(Engine::gemv)};
 constexpr std::string_view kFreedoms[] = {"run", "order", "any"};
 
 [[noreturn]] void refuse(const std::string& why) { throw Error(Code::argument, why); }
@@ -131,6 +133,9 @@ Variant read_variant(const json& row, Key::Place place) {
   constexpr std::string_view kProtocols[] = {"simple", "packet"};
   variant.is_packet = index_in(kProtocols, row, "protocol") == 1;
   variant.blocks = static_cast<int>(number(row, "blocks", 1 << 16));
+  // Earlier versions knew kernels only.
+  if (row.contains("engine"))
+    variant.engine = static_cast<Engine>(index_in(kEngines, row, "engine"));
   return variant;
 }
 
@@ -141,6 +146,7 @@ void write_variant(Json& row, const Variant& variant, Key::Place place) {
   if (place != Key::Place::device) return;
   row["protocol"] = variant.is_packet ? "packet" : "simple";
   row["blocks"] = variant.blocks;
+  row["engine"] = name(variant.engine);
 }
 
 Record read_record(const std::string& machine, const json& row) {

@@ -113,6 +113,30 @@ TEST(Select, CopyEnginesWhereTheyCanBeHad) {
   }
 }
 
+TEST(Select, GemvWhereTheLibraryKnowsTheSum) {
+  Key key;
+  key.place = Key::Place::device;
+  key.bytes = 1 << 20;
+  Config config;
+  config.engine = Config::Engine::gemv;
+  const auto engine = [&](bool can_copy, bool can_gemv) {
+    key.can_copy = can_copy;
+    key.can_gemv = can_gemv;
+    return select(key, config).engine;
+  };
+  for (int collective = 0; collective < kAllCollectives; ++collective) {
+    key.collective = static_cast<Collective>(collective);
+    EXPECT_EQ(engine(true, true), is_reduction(key.collective) ? Engine::gemv : Engine::kernel);
+    EXPECT_EQ(engine(true, false), Engine::kernel);
+    EXPECT_EQ(engine(false, true), Engine::kernel);
+  }
+  key.collective = Collective::allreduce;
+  EXPECT_EQ(engine(true, true), Engine::gemv);
+  EXPECT_FALSE(select(key, config).is_packet);
+  config.determinism = Config::Determinism::order;
+  EXPECT_THROW(select(key, config), Error);
+}
+
 TEST(Select, OrderRefusesAnAlgorithmThatFoldsOtherwise) {
   Config config;
   config.determinism = Config::Determinism::order;

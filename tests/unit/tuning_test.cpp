@@ -123,6 +123,42 @@ TEST(Candidates, BeginWithTheDefaultAndKeepItsBits) {
             }
 }
 
+TEST(Candidates, EnginesThatTheHostDrives) {
+  Config config;
+  const auto engines = [&](std::size_t bytes, bool can_copy, bool can_gemv) {
+    Key key = key_of(bytes, Collective::allreduce, 2);
+    key.place = Key::Place::device;
+    key.can_copy = can_copy;
+    key.can_gemv = can_gemv;
+    std::set<Engine> different;
+    for (const Choice& choice : candidates(key, config)) different.insert(choice.engine);
+    return different;
+  };
+  constexpr std::size_t kLarge = 64 << 20;
+  EXPECT_EQ(engines(kLarge, false, false), std::set{Engine::kernel});
+  EXPECT_EQ(engines(64 * KiB, true, true), std::set{Engine::kernel});
+  EXPECT_EQ(engines(kLarge, true, true), (std::set{Engine::kernel, Engine::copy}));
+  config.determinism = Config::Determinism::any;  // cuBLAS adds in an order of its own
+  EXPECT_EQ(engines(kLarge, true, true), (std::set{Engine::kernel, Engine::copy, Engine::gemv}));
+  EXPECT_EQ(engines(kLarge, true, false), (std::set{Engine::kernel, Engine::copy}));
+
+  // What was found so is not for calls that cannot have it.
+  Key key = key_of(kLarge, Collective::allreduce, 2);
+  key.place = Key::Place::device;
+  const Choice usual = select(key, config);
+  Finding finding;
+  finding.place = Key::Place::device;
+  finding.freedom = Config::Determinism::any;
+  finding.bytes = kLarge;
+  finding.is_default = false;
+  finding.best = Variant::of(usual);
+  finding.best.engine = Engine::copy;
+  const Findings findings({finding}, 2, 1);
+  EXPECT_EQ(select(key, config, &findings), usual);
+  key.can_copy = true;
+  EXPECT_EQ(select(key, config, &findings).engine, Engine::copy);
+}
+
 TEST(Candidates, GroupingIsFreeForWholeNumbersOnly) {
   for (const Dtype dtype : {Dtype::i8, Dtype::u64, Dtype::l32, Dtype::byte, Dtype::i64_i32})
     EXPECT_TRUE(is_exact(dtype)) << name(dtype);

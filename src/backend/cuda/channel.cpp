@@ -54,7 +54,8 @@ Channel::Channel(Bootstrap& bootstrap, const Config& config)
       rank_(bootstrap.rank()),
       size_(bootstrap.size()),
       peers_(static_cast<std::size_t>(size_)),
-      segment_mode_(config.segment) {
+      segment_mode_(config.segment),
+      cublas_(config.cublas) {
   time_limit_ =
       static_cast<std::uint64_t>(1e9 * (config.timeout > 0 ? config.timeout : kTimeLimitSeconds));
 }
@@ -277,16 +278,18 @@ void Channel::free(void* pointer) noexcept {
 }
 
 std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all, Engine engine) {
-  if (engine == Engine::copy) return std::make_unique<CopyProgram>(*this, all);
+  if (is_driven_by_host(engine))
+    return std::make_unique<CopyProgram>(*this, all, engine == Engine::gemv);
   if (sharing_ && !Program::fits(*this, all)) return nullptr;
   return std::make_unique<Program>(*this, all);
 }
 
-bool Channel::reserve_copies(std::string& why) {
+bool Channel::reserve(Engine engine, std::string& why) {
   // The GPUs cannot map each other's memory, or one has several ranks.
   if (segment_ || sharing_) return false;
   if (!copy_engine_) copy_engine_ = CopyEngine::open(bootstrap_, segment_mode_, context_, why);
-  return copy_engine_ != nullptr;
+  if (copy_engine_ == nullptr) return false;
+  return engine == Engine::copy || copy_engine_->reserve_gemv(bootstrap_, cublas_, why);
 }
 
 void Channel::poison(const std::string&) noexcept {

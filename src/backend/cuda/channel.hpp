@@ -28,8 +28,10 @@ class Channel final : public trib::DeviceChannel {
   ~Channel() override;
 
   std::unique_ptr<trib::Program> load(const std::vector<Schedule>& all, Engine engine) override;
-  bool reserve_copies(std::string& why) override;
-  bool has_copies() const override { return copy_engine_ != nullptr; }
+  bool reserve(Engine engine, std::string& why) override;
+  bool has(Engine engine) const override {
+    return copy_engine_ != nullptr && (engine == Engine::copy || copy_engine_->can_gemv());
+  }
   void poison(const std::string& why) noexcept override;
   Memory where(const void* pointer) const override;
   bool is_through_host() const override { return segment_ != nullptr; }
@@ -114,6 +116,7 @@ class Channel final : public trib::DeviceChannel {
   std::uint32_t last_run_ = 0;
   std::uint64_t time_limit_ = 0;  // nanoseconds
   const Config::Segment segment_mode_;
+  const std::string cublas_;  // TRIB_CUBLAS
   std::unique_ptr<CopyEngine> copy_engine_;
   std::unique_ptr<Sharing> sharing_;  // null: every rank has a GPU of its own
 };

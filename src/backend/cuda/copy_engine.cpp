@@ -96,12 +96,29 @@ std::unique_ptr<CopyEngine> CopyEngine::open(Bootstrap& bootstrap, Config::Segme
   return engine;
 }
 
+bool CopyEngine::reserve_gemv(Bootstrap& bootstrap, const std::string& path, std::string& why) {
+  if (cublas_) return true;
+  std::string trouble;
+  try {
+    const Current current(context_);
+    cublas_ = Cublas::open(path, work_stream_, trouble);
+  } catch (const std::exception& error) {
+    trouble = error.what();
+  }
+  if (all_agree(bootstrap, trouble, why)) return true;
+  const Current current(context_);
+  cublas_.reset();
+  return false;
+}
+
 /// Not collective, as the channel's: see there.
 CopyEngine::~CopyEngine() { release(); }
 
 void CopyEngine::release() noexcept {
   try {
     const Current current(context_);
+    if (cublas_) driver_.cuStreamSynchronize_(work_stream_);
+    cublas_.reset();
     for (const CUstream stream : {push_stream_, work_stream_}) {
       if (stream == nullptr) continue;
       driver_.cuStreamSynchronize_(stream);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/cuda/copy_plan.hpp"
+#include "backend/cuda/cublas.hpp"
 #include "backend/cuda/driver.hpp"
 #include "backend/cuda/launch.hpp"
 #include "backend/segment.hpp"
@@ -35,6 +36,11 @@ class CopyEngine {
   ~CopyEngine();
   CopyEngine(const CopyEngine&) = delete;
   CopyEngine& operator=(const CopyEngine&) = delete;
+
+  /// Collective: what sums by cuBLAS need. False (on all ranks alike) where it is missing; `why`
+  /// says what. Idempotent.
+  bool reserve_gemv(Bootstrap& bootstrap, const std::string& path, std::string& why);
+  bool can_gemv() const { return cublas_ != nullptr; }
 
   /// Until nothing of ours runs on the device. Nothing of it waits for a peer, so it is soon.
   void drain() noexcept;
@@ -67,6 +73,7 @@ class CopyEngine {
   Doorbell* doorbell_ = nullptr;  // of the kernels on work_stream_
   std::uint64_t launches_ = 0;    // of these kernels
   std::uint64_t last_run_ = 0, last_turn_ = 0;
+  std::unique_ptr<Cublas> cublas_;  // on work_stream_
 };
 
 }  // namespace trib::cuda

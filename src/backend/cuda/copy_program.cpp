@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <utility>
 
 namespace trib::cuda {
@@ -44,8 +45,12 @@ void store(std::uint64_t& word, std::uint64_t value) {
 
 }  // namespace
 
-CopyProgram::CopyProgram(Channel& channel, const std::vector<Schedule>& all)
-    : channel_(channel), rank_(channel.rank_), size_(channel.size_), plan_(all, channel.rank_) {
+CopyProgram::CopyProgram(Channel& channel, const std::vector<Schedule>& all, bool is_gemv)
+    : channel_(channel),
+      rank_(channel.rank_),
+      size_(channel.size_),
+      plan_(all, channel.rank_),
+      is_gemv_(is_gemv) {
   launch_.stages = 1;
   launch_.size = 1;
   launch_.has_met = true;
@@ -400,13 +405,54 @@ bool CopyProgram::launch_move() {
         return true;
       }
       state.moved |= bit(index);
-      fold(pass, move);
+      if (!is_gemv_ || !multiply(pass, move)) fold(pass, move);
       moving_[moves_launched_ % moving_.size()] = {pass, index};
       ++moves_launched_;
       return true;
     }
   }
   return false;
+}
+
+/// By cuBLAS, where what has arrived lies in rows at one distance, with at most one row of this
+/// rank's own besides. False: not so, or it is no sum.
+bool CopyProgram::multiply(std::uint64_t pass, const Move& move) {
+  CopyEngine& engine = *channel_.copy_engine_;
+  if (move.is_copy) return false;
+  const std::size_t count = elements(pass, move.to.chunk);
+  const std::size_t element = bytes(arguments_.dtype);
+  std::vector<CUdeviceptr> rows;
+  CUdeviceptr own = 0;
+  int others = 0;
+  for (const Place& place : move.from) {
+    const CUdeviceptr at = address(pass, place);
+    if (place.buffer == Buffer::scratch) {
+      rows.push_back(at);
+    } else {
+      own = at;
+      ++others;
+    }
+  }
+  std::sort(rows.begin(), rows.end());
+  const auto row_count = static_cast<int>(rows.size());
+  if (row_count == 0 || others > 1 || row_count > Cublas::kMostRows) return false;
+  const CUdeviceptr distance = row_count == 1 ? count * element : rows[1] - rows[0];
+  for (std::size_t i = 1; i < rows.size(); ++i)
+    if (rows[i] - rows[i - 1] != distance) return false;
+  if (distance % element != 0 || distance / element > INT_MAX) return false;
+
+  const CUdeviceptr sum = address(pass, move.to);
+  if (others == 1 && own != sum)
+    check(channel_.driver_.cuMemcpyAsync_(sum, own, count * element, engine.work_stream_),
+          "cannot copy");
+  engine.cublas_->add_rows(arguments_.dtype, sum, others == 1, rows[0], row_count,
+                           distance / element, count);
+  // Behind what comes before it in the stream, whose stores are visible system-wide by then.
+  check(channel_.driver_.cuStreamWriteValue64_(
+            engine.work_stream_, reinterpret_cast<CUdeviceptr>(&engine.doorbell_->done),
+            ++engine.launches_, CU_STREAM_WRITE_VALUE_DEFAULT),
+        "cannot enqueue a signal");
+  return true;
 }
 
 /// One kernel: the same as the kernel engine's, with nothing to wait for.

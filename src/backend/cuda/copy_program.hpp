@@ -24,7 +24,8 @@ namespace trib::cuda {
 
 class CopyProgram final : public trib::Program, public Operation {
  public:
-  CopyProgram(Channel& channel, const std::vector<Schedule>& all);
+  /// `is_gemv`: cuBLAS folds where it can.
+  CopyProgram(Channel& channel, const std::vector<Schedule>& all, bool is_gemv);
   ~CopyProgram() override;
 
   std::size_t fit(bool is_large) const override;
@@ -72,6 +73,7 @@ class CopyProgram final : public trib::Program, public Operation {
   int obstacle_to(std::uint64_t pass, const Push& push) const;
   int obstacle_to(std::uint64_t pass, const Move& move) const;
   void fold(std::uint64_t pass, const Move& move);
+  bool multiply(std::uint64_t pass, const Move& move);
   void settle_push(std::uint64_t pass, int index);
   void settle_move(std::uint64_t pass, int index);
   void consume(std::uint64_t pass, int unit);
@@ -87,6 +89,7 @@ class CopyProgram final : public trib::Program, public Operation {
   Channel& channel_;
   const int rank_, size_;
   const CopyPlan plan_;
+  const bool is_gemv_;
   FlaggedLaunch launch_{};
 
   // Of the call.

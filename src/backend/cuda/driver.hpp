@@ -65,6 +65,7 @@ namespace trib::cuda {
   X(cuStreamQuery)               \
   X(cuStreamSynchronize)         \
   X(cuStreamWaitEvent)           \
+  X(cuStreamWriteValue64)        \
   X(cuThreadExchangeStreamCaptureMode)
 
 struct Driver {
