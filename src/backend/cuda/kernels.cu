@@ -236,8 +236,10 @@ class Block {
         thread_(static_cast<int>(threadIdx.x) % width_) {}
 
   __device__ void run() {
-    // A stream-ordered launch may be a graph's, replayed: its number stands in memory.
-    first_run_ = launch_.is_counted ? load_relaxed(&launch_.counters->run) + 1 : launch_.first_run;
+    if (launch_.has_met)
+      first_run_ = launch_.first_run;
+    else
+      take_turn();
     if constexpr (protocol == Protocol::packet) {
 #pragma unroll 1
       do {
@@ -249,6 +251,33 @@ class Block {
   }
 
  private:
+  /// Of a stream-ordered launch: earlier ones have ended on this rank, and so all that they loaded
+  /// and stored comes before what this one does. Now is the time to tell the peers: at the end of a
+  /// kernel it would take a fence that waits for all that was pushed, a microsecond.
+  __device__ void take_turn() {
+    __shared__ std::uint32_t first;
+    disturb();
+    if (threadIdx.x == 0) {
+      // The launch may be a graph's, replayed: its number stands in memory. Acquire: it is read
+      // before `arrived` grows. So when the last block has come here, nobody will read the old
+      // number any more.
+      first = launch_.is_counted ? load_acquire(&launch_.counters->run) + 1 : launch_.first_run;
+      const bool is_last =
+          launch_.is_counted
+              ? gridDim.x == 1 || atomicAdd(&launch_.counters->arrived, 1) + 1 == gridDim.x
+              : blockIdx.x == 0;
+      if (is_last) {
+        launch_.counters->arrived = 0;
+        launch_.counters->run = first + static_cast<std::uint32_t>(passes_of(0)) - 1;
+      }
+    }
+    __syncthreads();
+    first_run_ = first;
+    if (blockIdx.x == 0 && threadIdx.x < launch_.size && threadIdx.x != launch_.rank)
+      store_relaxed(credit(static_cast<int>(threadIdx.x), launch_.rank, kMaxBlocks),
+                    first_run_ - 1);
+  }
+
   __device__ void serve() {
     if (threadIdx.x < kMaxStages) passes_done[threadIdx.x] = 0;
     __syncthreads();
@@ -339,8 +368,8 @@ class Block {
     return is_aborted_;
   }
 
-  /// What `of` has completed, as `holder` knows it: of one block, or in the last row of whole
-  /// launches.
+  /// What `of` has completed, as `holder` knows it: of one block, or in the last row of launches
+  /// before its current one.
   __device__ std::uint32_t* credit(int holder, int of, unsigned row) const {
     return reinterpret_cast<std::uint32_t*>(launch_.inbox[holder] + kFlagBytes) + row * kMaxRanks +
            of;
@@ -512,24 +541,17 @@ class Block {
   // --------------------------------------------------------------------------------------- the end
 
   __device__ void end() {
+    if (!launch_.has_met) return;  // see take_turn()
     disturb();
     __syncthreads();
     if (threadIdx.x != 0) return;
-    // What all blocks did comes before `done` and the credit: each block's barrier and fence, then
+    // What all blocks did comes before `done`: each block's barrier and fence, then
     // the chain of read-modify-writes of `arrived`, then the release below, which is cumulative.
     if (gridDim.x > 1) {
       __threadfence();
       if (atomicAdd(&launch_.counters->arrived, 1) + 1 != gridDim.x) return;
       launch_.counters->arrived = 0;
       __threadfence();
-    }
-    if (!launch_.has_met) {
-      const std::uint32_t last = first_run_ + static_cast<std::uint32_t>(passes_of(0)) - 1;
-      launch_.counters->run = last;  // block 0 has the most passes
-      __threadfence_system();        // one for all: a release each would take a microsecond each
-      for (int peer = 0; peer < launch_.size; ++peer)
-        if (peer != launch_.rank) store_relaxed(credit(peer, launch_.rank, kMaxBlocks), last);
-      return;
     }
     store_release(&launch_.doorbell->done, launch_.number + served_);
   }

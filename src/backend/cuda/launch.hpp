@@ -18,7 +18,9 @@
 //   - packet protocol: the payload carries the number of the run in every other word; no flags.
 //
 // Before a block pushes anything in run n, all peers have completed run n - kWindows: their credits
-// say what they have completed.
+// say what they have completed. Launches that come after a meeting of the hosts need none for their
+// first kWindows runs; a stream-ordered one begins by telling the peers that those before it are
+// over.
 #pragma once
 
 #include <cstddef>
