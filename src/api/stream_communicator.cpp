@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "api/stream_communicator.hpp"
 
+#include <chrono>
 #include <numeric>
+#include <thread>
 
 #include "algorithm/registry.hpp"
 #include "comm/tuner.hpp"
@@ -72,6 +74,11 @@ StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
     loaded.program = device_->load(all, choice.engine);
   }
   plan.loaded = &loaded;
+  if (loaded.program->fit(/*is_large=*/!choice.is_packet) < element)
+    throw Error(Code::argument, "TRIB_ALGORITHM=" + std::string(choice.algorithm->name) +
+                                    " has no room on a GPU for " +
+                                    std::string(name(call.collective)) + " over " +
+                                    std::to_string(size_) + " ranks");
   const bool is_by_rank = parts.size() > 1 && loaded.chunks == parts.size();
   cut_chunks(plan.chunk_begin, loaded.chunks, total, element, is_by_rank ? parts.data() : nullptr);
   Arguments& arguments = plan.arguments;
@@ -156,7 +163,14 @@ void StreamCommunicator::check() {
 }
 
 void StreamCommunicator::drain() {
-  if (device_ && failure_.empty()) device_->drain();
+  if (!device_ || !failure_.empty()) return;
+  device_->drain();
+  // Kernels of peers that lag behind still write into this rank's inbox. One that never comes must
+  // not keep this rank for ever; its kernels have their own time limit.
+  constexpr auto kLimit = std::chrono::seconds(60);
+  const auto start = std::chrono::steady_clock::now();
+  while (!host_->have_all_left() && std::chrono::steady_clock::now() - start < kLimit)
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
 }  // namespace trib

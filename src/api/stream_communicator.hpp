@@ -46,7 +46,7 @@ class StreamCommunicator {
   void abort(const std::string& why) noexcept;
   /// Throws the first failure since the beginning, if any. Never blocks.
   void check();
-  /// Until all that was enqueued is done.
+  /// Until all that was enqueued is done, and no peer will use this rank's memory any more.
   void drain();
 
  private:

@@ -130,6 +130,8 @@ class Operation {
   virtual bool advance(int polls) = 0;
   /// The rank that is waited for, or -1.
   virtual int blocked_on() const = 0;
+  /// It cannot tell: blocked_on() names any peer.
+  virtual bool is_guessing() const { return false; }
   /// Changes whenever advance() got anywhere.
   virtual std::uint64_t position() const = 0;
 };
@@ -181,6 +183,12 @@ class HostChannel {
   virtual void diagnose(int blocked_on, std::uint64_t position) = 0;
   /// Throws Error if the process of the rank that is waited for is gone. Slower than diagnose().
   virtual void check_alive(int blocked_on) = 0;
+  /// The same of all ranks, but for those that have taken leave: they may have ended as they
+  /// should.
+  virtual void check_all_alive() = 0;
+  /// This rank makes no more calls on the channel. Whether no peer will either: each has taken
+  /// leave, has failed, or is gone.
+  virtual bool have_all_left() = 0;
 
   /// A meeting of all ranks within the current call: shows the peers `card`. Over when absent()
   /// says so; until the next meeting, card() then has every rank's.
@@ -200,8 +208,8 @@ class DeviceChannel {
  public:
   virtual ~DeviceChannel() = default;
   /// The lowered schedules of all ranks, in rank order; this rank's is run. Before a program of
-  /// an engine that the host drives is launched, reserve() must have said yes to it. Null (on all ranks alike): the
-  /// schedules are too long for the device.
+  /// an engine that the host drives is launched, reserve() must have said yes to it. Null (on all
+  /// ranks alike): the schedules are too long for the device.
   virtual std::unique_ptr<Program> load(const std::vector<Schedule>& all, Engine engine) = 0;
   /// Collective: what an engine that the host drives needs. False (on all ranks alike) if it is not
   /// to be had; `why` then says what was missing, if that is news. Idempotent.

@@ -188,9 +188,10 @@ void SharedHeap::free(void* block) noexcept {
 void SharedHeap::keep_or_return(std::size_t begin, std::size_t end) noexcept {
   for (std::size_t page = begin / kHugePage; page * kHugePage < end; ++page) settled_[page] = false;
   bool is_written = true;
+  // Like a hole that fallocate() makes in the file, but seen by those who keep memory registered
+  // with a network, as unmapping it would be: the next block there has other pages.
   if (kept_ + (end - begin) > kMostKept &&
-      ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
-                  static_cast<off_t>(end - begin)) == 0)
+      ::madvise(base() + begin, end - begin, MADV_REMOVE) == 0)
     is_written = false;
   if (is_written) kept_ += end - begin;
   try {
@@ -267,8 +268,16 @@ void SharedHeap::after_fork_in_parent() noexcept { get().mutex_.unlock(); }
 void SharedHeap::after_fork_in_child() noexcept {
   const KeepErrno keep;
   SharedHeap& heap = get();
-  ::mmap(heap.base(), heap.bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
-         heap.fd_, 0);
+  constexpr int kPrivate = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+  if (::mmap(heap.base(), heap.bytes_, PROT_READ | PROT_WRITE, kPrivate, heap.fd_, 0) ==
+      MAP_FAILED) {
+    // More than the system is willing to promise: what is in use, then. What it still does not
+    // promise is out of reach, since the child must not write to its parent's memory.
+    ::mmap(heap.base(), heap.bytes_, PROT_NONE, kPrivate | MAP_ANONYMOUS, -1, 0);
+    for (const auto& [begin, end] : heap.blocks_)
+      ::mmap(heap.base() + begin, end - begin, PROT_READ | PROT_WRITE, kPrivate, heap.fd_,
+             static_cast<off_t>(begin));
+  }
   ::close(heap.fd_);
   heap.fd_ = -1;
   heap.rooms_.clear();

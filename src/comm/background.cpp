@@ -11,6 +11,8 @@
 #include <mutex>
 #include <thread>
 
+#include "comm/suspects.hpp"
+
 namespace trib {
 
 /// A channel and the tasks that take turns on it.
@@ -383,13 +385,27 @@ int Background::advance_lane_of(const Task& task, int polls) {
 void Background::diagnose(const Task& task, int peer) {
   const std::lock_guard lock(lock_);
   if (task.is_done()) return;
-  const Operation* const operation = task.lane_->operation;
-  task.lane_->channel->diagnose(peer, operation != nullptr ? operation->position() : 0);
+  Lane& lane = *task.lane_;
+  if (lane.operation != nullptr)
+    trib::diagnose(*lane.channel, *lane.operation, peer, group_.rank, group_.size);
+  else
+    lane.channel->diagnose(peer, 0);
 }
 
 void Background::check_alive(const Task& task, int peer) {
   const std::lock_guard lock(lock_);
-  if (!task.is_done()) task.lane_->channel->check_alive(peer);
+  if (task.is_done()) return;
+  Lane& lane = *task.lane_;
+  if (lane.operation != nullptr)
+    trib::check_alive(*lane.channel, *lane.operation, peer);
+  else
+    lane.channel->check_alive(peer);
+}
+
+bool Background::is_guessing(const Task& task) {
+  const std::lock_guard lock(lock_);
+  const Operation* const operation = task.is_done() ? nullptr : task.lane_->operation;
+  return operation != nullptr && operation->is_guessing();
 }
 
 void Background::fail(const Error& error) noexcept {

@@ -107,6 +107,8 @@ class Background {
   static constexpr int kDone = -2;
   void diagnose(const Task& task, int peer);
   void check_alive(const Task& task, int peer);
+  /// Whether the rank that advance() gave is as good as any other.
+  bool is_guessing(const Task& task);
 
   /// All tasks end with `error`; peers that wait for this rank get it.
   void fail(const Error& error) noexcept;

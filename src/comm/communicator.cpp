@@ -17,6 +17,7 @@
 #include "base/log.hpp"
 #include "comm/cut.hpp"
 #include "comm/staging.hpp"
+#include "comm/suspects.hpp"
 #include "comm/topology.hpp"
 
 namespace trib {
@@ -213,9 +214,11 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
     const Engine engine =
         plans_->path(plan, route, group_.findings(), devices_.channel.get()).choice.engine;
     if (!is_driven_by_host(engine) || devices_.channel->has(engine) || reserve(engine, plan)) break;
-    // Something else then, unless it is too much for a kernel.
-    if (engine == Engine::copy && plan.signature.count > kMostElements) route = Route::staged;
   }
+  if (route == Route::device && plan.signature.count > kMostElements &&
+      !is_driven_by_host(
+          plans_->path(plan, route, group_.findings(), devices_.channel.get()).choice.engine))
+    route = Route::staged;  // too much for a kernel
   Path& path = plans_->path(plan, route, group_.findings(), devices_.channel.get());
   if (route == Route::device) {
     path.arguments.mapped = mapped_.data();
@@ -338,8 +341,9 @@ void Communicator::open_device(const Request& request, Plan& plan) {
 inline void Communicator::wait(Operation& operation, int spin, HostChannel& channel) {
   if (operation.advance(spin)) return;
   wait_until([&](int polls) { return operation.advance(polls) ? kDone : operation.blocked_on(); },
-             [&](int peer) { channel.diagnose(peer, operation.position()); },
-             [&](int peer) { channel.check_alive(peer); });
+             [&](int peer) { diagnose(channel, operation, peer, group_.rank, group_.size); },
+             [&](int peer) { check_alive(channel, operation, peer); },
+             [&] { return operation.is_guessing(); });
 }
 
 /// Repeats `step(polls)` until it gives kDone; it gives the rank that it waits for, or -1.
@@ -347,11 +351,13 @@ template <class Step, class Position>
 void Communicator::wait_slowly(Step&& step, Position&& position) {
   wait_until(
       step, [&](int peer) { channel_->diagnose(peer, position()); },
-      [&](int peer) { channel_->check_alive(peer); });
+      [&](int peer) { channel_->check_alive(peer); }, [] { return false; });
 }
 
-template <class Step, class Diagnose, class CheckAlive>
-void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive) {
+/// `is_guess`: whether that rank is as good as any other.
+template <class Step, class Diagnose, class CheckAlive, class IsGuess>
+void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive,
+                              IsGuess&& is_guess) {
   const auto start = Clock::now();
   auto alive_at = start;
   const int polls = is_crowded_ ? 1 : kPollsPerYield;
@@ -372,7 +378,7 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
       } catch (const Error&) {
         const int still = step(polls);
         if (still == kDone) return;
-        if (still == peer) throw;  // otherwise it did its part before it left
+        if (still == peer || is_guess()) throw;  // otherwise it did its part before it left
       }
     }
   }
@@ -698,7 +704,9 @@ void Communicator::look_after(Task& task, double waited) {
     if (!is_first) background_->check_alive(task, peer);
   } catch (const Error& error) {
     // If it did its part before it left, this has got us on.
-    if (background_->advance(task, 0) == peer) background_->fail(error);
+    const int still = background_->advance(task, 0);
+    if (still == peer || (still != kDone && background_->is_guessing(task)))
+      background_->fail(error);
   }
 }
 
@@ -707,7 +715,8 @@ void Communicator::wait(Task& task) {
     try {
       wait_until([&](int polls) { return background_->advance(task, polls); },
                  [&](int peer) { background_->diagnose(task, peer); },
-                 [&](int peer) { background_->check_alive(task, peer); });
+                 [&](int peer) { background_->check_alive(task, peer); },
+                 [&] { return background_->is_guessing(task); });
     } catch (const Error& error) {
       fail(error);
     }

@@ -132,8 +132,8 @@ class Communicator {
   void drive();
   template <class Step, class Position>
   void wait_slowly(Step&& step, Position&& position);
-  template <class Step, class Diagnose, class CheckAlive>
-  void wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive);
+  template <class Step, class Diagnose, class CheckAlive, class IsGuess>
+  void wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive, IsGuess&& is_guess);
   void check_usable() const;
   void check_time(int peer, double waited) const;
   void count_empty(const Request& request);

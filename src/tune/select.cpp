@@ -164,6 +164,12 @@ constexpr std::size_t kCopySlice = 64 * MiB;
 /// Shorter vectors are not worth measuring with copy engines.
 constexpr std::size_t kLeastCopied = 4 * MiB;
 
+/// Whether ranks get equal bits from cuBLAS, whose order of addition differs between a rank's own
+/// row and the others: each chunk has to be folded by one rank, or be a sum of two.
+bool is_folded_once(const Algorithm& algorithm, const Key& key) {
+  return key.collective != Collective::allreduce || key.size == 2 || algorithm.name != "one_shot";
+}
+
 /// `choice` with another engine.
 Choice by_copies(Choice choice, Engine engine) {
   if (!is_driven_by_host(choice.engine)) choice.slice_bytes = kCopySlice;
@@ -244,8 +250,6 @@ Choice select(const Key& key, const Config& config, const Findings* findings) {
     if (is_reduction(key.collective)) {
       if (config.engine == Config::Engine::copy && key.can_copy)
         choice = by_copies(choice, Engine::copy);
-      if (config.engine == Config::Engine::gemv && key.can_copy && key.can_gemv)
-        choice = by_copies(choice, Engine::gemv);
     }
     if (config.blocks > 0) choice.blocks = static_cast<int>(config.blocks);
   }
@@ -263,6 +267,12 @@ Choice select(const Key& key, const Config& config, const Findings* findings) {
                   "TRIB_ALGORITHM=" + std::string(wanted) +
                       " does not fold in rank order, which TRIB_DETERMINISM=order asks for");
     if (named->serves(key.collective)) choice.algorithm = named;
+  }
+  if (config.engine == Config::Engine::gemv && key.place == Key::Place::device && key.can_copy &&
+      key.can_gemv && is_reduction(key.collective)) {
+    if (wanted == "auto" && !is_folded_once(*choice.algorithm, key))
+      choice.algorithm = find_algorithm("two_shot");
+    if (is_folded_once(*choice.algorithm, key)) choice = by_copies(choice, Engine::gemv);
   }
   // Two ranks on two cores: the system call that reads a peer costs more than the copy it saves, at
   // every size.
@@ -289,8 +299,8 @@ bool is_permitted(const Choice& choice, const Key& key, const Config& config) {
   if (algorithm == nullptr || !algorithm->serves(key.collective)) return false;
   if (!is_reduction(key.collective)) return choice.engine == Engine::kernel;
   if (is_driven_by_host(choice.engine) && !key.can_copy) return false;
-  if (choice.engine == Engine::gemv &&
-      (!key.can_gemv || freedom_of(key, config) != Config::Determinism::any))
+  if (choice.engine == Engine::gemv && (!key.can_gemv || !is_folded_once(*algorithm, key) ||
+                                        freedom_of(key, config) != Config::Determinism::any))
     return false;
   // What the ranks of a device are is not known from the start.
   if (algorithm->association == Association::devices) return key.shares_devices;

@@ -105,6 +105,33 @@ void one_call(MPI_Datatype type, std::size_t count, int round) {
   gpu.free(out_memory);
 }
 
+/// Sums that depend on the order in which they are made: all ranks get the same bits.
+void bits() {
+  Gpu& gpu = Gpu::get();
+  for (const std::size_t count : {1u, 1000u, 20000u, 300000u, 3000001u}) {
+    auto* const data = static_cast<float*>(gpu.allocate(count * 4));
+    std::vector<float> host(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const float magnitude = i % 3 == 0 ? 1e8F : 1.0F;
+      host[i] = (rank % 2 == 0 ? magnitude : -magnitude) + static_cast<float>(rank) * 0.37F;
+    }
+    gpu.copy(data, host.data(), count * 4);
+    CHECK(MPI_Allreduce(MPI_IN_PLACE, data, static_cast<int>(count), MPI_FLOAT, MPI_SUM,
+                        MPI_COMM_WORLD) == MPI_SUCCESS,
+          "");
+    gpu.copy(host.data(), data, count * 4);
+    gpu.free(data);
+    std::vector<float> theirs = host;
+    CHECK(MPI_Bcast(theirs.data(), static_cast<int>(count), MPI_FLOAT, 0, MPI_COMM_WORLD) ==
+              MPI_SUCCESS,
+          "");
+    for (std::size_t i = 0; i < count; ++i)
+      CHECK(std::memcmp(&host[i], &theirs[i], 4) == 0,
+            "element %zu of %zu: %.9g here, %.9g on rank 0", i, count, static_cast<double>(host[i]),
+            static_cast<double>(theirs[i]));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -114,6 +141,7 @@ int main(int argc, char** argv) {
   skip_without_gpu();
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   const bool is_long = argc > 1 && std::string(argv[1]) == "long";
+  bits();
   int rounds = is_long ? 24 : 400;
   if (argc > 2) rounds = std::atoi(argv[2]);
   for (int round = 0; round < rounds; ++round) {

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A rank is killed in the middle of reductions of GPU buffers: the others get an MPI error within
 // seconds, the communicator says that it is unusable, and the GPU is free. To be started so that
-// the launcher lets the others run on.
+// the launcher lets the others run on. With "inside" it dies while it is in a call, some time
+// within a few milliseconds: others may then have met already, and their kernels wait for it.
+#include <unistd.h>
+
 #include <csignal>
 #include <ctime>
+#include <string>
+#include <thread>
 
 #include "check.hpp"
 #include "gpu.hpp"
@@ -18,6 +23,7 @@ int main(int argc, char** argv) {
     return 77;
   }
   const int count = argc > 1 ? std::atoi(argv[1]) : 300000;
+  const bool is_inside = argc > 2 && std::string(argv[2]) == "inside";
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   auto* const data = static_cast<float*>(Gpu::get().allocate(static_cast<std::size_t>(count) * 4));
   int status = MPI_SUCCESS;
@@ -25,7 +31,12 @@ int main(int argc, char** argv) {
   for (int round = 0; status == MPI_SUCCESS && round < 1000000; ++round) {
     if (round == 1000) {
       begin = std::time(nullptr);
-      if (rank == size - 1) raise(SIGKILL);
+      if (rank == size - 1 && !is_inside) raise(SIGKILL);
+      if (rank == size - 1)
+        std::thread([] {
+          usleep(static_cast<useconds_t>(getpid() * 37 % 3000));
+          kill(getpid(), SIGKILL);
+        }).detach();
     }
     status = MPI_Allreduce(MPI_IN_PLACE, data, count, MPI_FLOAT, MPI_MAX, MPI_COMM_WORLD);
   }

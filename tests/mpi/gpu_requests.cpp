@@ -3,6 +3,7 @@
 // in orders that differ between the ranks, blocking ones in between, and posted while peers are
 // far away and the device is synchronised.
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <random>
 #include <vector>
@@ -223,6 +224,31 @@ void persistent() {
   }
   for (const auto& part : parts) MPI_Request_free(&part->request);
 }
+
+/// Starts that come when the kernel that lingers (50 us) is about to leave, waited for in one look
+/// after the other, some ranks a little early.
+void leaving_kernels() {
+  Part part(Kind::allreduce, 1000, 0, 0);
+  part.prepare();
+  part.fill(1);
+  std::mt19937 same(3);
+  for (int round = 0; round < 6000; ++round) {
+    const double pause = 35.0 + 0.01 * static_cast<double>(same() % 3000);
+    const int early = static_cast<int>(same() % static_cast<unsigned>(2 * size));
+    const auto end = std::chrono::steady_clock::now() +
+                     std::chrono::duration<double, std::micro>(pause - (rank == early ? 3 : 0));
+    while (std::chrono::steady_clock::now() < end) {
+    }
+    MPI_Start(&part.request);
+    if (round / 100 % 2 == 0) {
+      MPI_Wait(&part.request, MPI_STATUS_IGNORE);
+    } else {
+      for (int flag = 0; !flag;) MPI_Test(&part.request, &flag, MPI_STATUS_IGNORE);
+    }
+    if (round % 500 == 499) part.check("persistent, when the kernel leaves");
+  }
+  MPI_Request_free(&part.request);
+}
 #endif
 
 }  // namespace
@@ -244,6 +270,7 @@ int main(int argc, char** argv) {
   late_peers();
 #if MPI_VERSION >= 4
   persistent();
+  leaving_kernels();
 #endif
   if (rank == 0) std::printf("requests checked\n");
   MPI_Finalize();

@@ -99,6 +99,42 @@ void mixture(int rounds, double linger, bool has_large) {
   }
 }
 
+/// The same parts over and over, now and then with results over inputs that others still read.
+void scatter(int rounds) {
+  Gpu& gpu = Gpu::get();
+  std::vector<int> counts(static_cast<std::size_t>(size), 1000);
+  counts[0] = 300;
+  int total = 0, begin = 0;
+  for (int r = 0; r < size; ++r) {
+    if (r == rank) begin = total;
+    total += counts[static_cast<std::size_t>(r)];
+  }
+  const int mine = counts[static_cast<std::size_t>(rank)];
+  auto* const in = static_cast<float*>(gpu.allocate(static_cast<std::size_t>(total) * 4));
+  auto* const out = static_cast<float*>(gpu.allocate(static_cast<std::size_t>(mine) * 4));
+  std::vector<float> host(static_cast<std::size_t>(total));
+  for (int round = 0; round < rounds; ++round) {
+    for (int i = 0; i < total; ++i) host[static_cast<std::size_t>(i)] = value(rank, i, round);
+    gpu.copy(in, host.data(), static_cast<std::size_t>(total) * 4);
+    const bool is_in_place = round % 3 == 2;
+    float* const to = is_in_place ? in : out;
+    CHECK(MPI_Reduce_scatter(is_in_place ? MPI_IN_PLACE : in, to, counts.data(), MPI_FLOAT, MPI_SUM,
+                             MPI_COMM_WORLD) == MPI_SUCCESS,
+          "");
+    gpu.copy(host.data(), to, static_cast<std::size_t>(mine) * 4);
+    for (int i = 0; i < mine; ++i) {
+      float expected = 0;
+      for (int r = 0; r < size; ++r) expected += value(r, begin + i, round);
+      CHECK(host[static_cast<std::size_t>(i)] == expected,
+            "reduce_scatter, round %d, element %d of %d, in place %d: %g, not %g", round, i, mine,
+            is_in_place, static_cast<double>(host[static_cast<std::size_t>(i)]),
+            static_cast<double>(expected));
+    }
+  }
+  gpu.free(in);
+  gpu.free(out);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -108,6 +144,7 @@ int main(int argc, char** argv) {
   skip_without_gpu();
   const char* const linger = std::getenv("TRIB_RESIDENT");
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 20000;
+  if (size > 1) scatter(rounds / 10);
   if (size > 1) mixture(rounds, linger ? std::atof(linger) : 20, argc > 2);
   if (rank == 0) std::printf("%d calls checked\n", size > 1 ? rounds : 0);
   MPI_Finalize();

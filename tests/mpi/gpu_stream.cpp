@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The stream-ordered C API: sums of every collective against what they should be, back to back, on
 // changing streams, and as a CUDA graph that is replayed; errors; abort.
+#include <unistd.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -211,6 +213,70 @@ void graph(trib_comm* comm, int replays) {
   stream.wait();
 }
 
+/// In place and uneven, a result is kept aside on its way: also in a graph, after longer calls.
+void graph_in_place(trib_comm* comm) {
+  Gpu& gpu = Gpu::get();
+  Stream stream;
+  const auto counts_of = [](std::size_t unit) {
+    std::vector<std::size_t> counts(static_cast<std::size_t>(size), 3 * unit);
+    counts[0] = unit;
+    return counts;
+  };
+  const auto enqueue = [&](Buffer& data, const std::vector<std::size_t>& counts) {
+    CHECK(API(trib_reduce_scatter)(data.data, data.data, counts.data(), TRIB_FLOAT32, TRIB_SUM,
+                                   comm, stream.handle) == TRIB_SUCCESS,
+          "%s", last_error().c_str());
+  };
+  const std::vector<std::size_t> few = counts_of(1000), many = counts_of(40000);
+  std::size_t total = 0, total_many = 0, begin = 0;
+  for (int r = 0; r < size; ++r) {
+    if (r == rank) begin = total;
+    total += few[static_cast<std::size_t>(r)];
+    total_many += many[static_cast<std::size_t>(r)];
+  }
+  const std::size_t mine = few[static_cast<std::size_t>(rank)];
+  Buffer data(total), longer(total_many);
+  CHECK(gpu.call("cuStreamBeginCapture_v2", stream.handle, 1) == 0, "no capture");
+  enqueue(data, few);
+  void *captured = nullptr, *executable = nullptr;
+  CHECK(gpu.call("cuStreamEndCapture", stream.handle, &captured) == 0, "the capture was broken");
+  CHECK(gpu.call("cuGraphInstantiateWithFlags", &executable, captured, 0ull) == 0, "no graph");
+  longer.fill(0);
+  enqueue(longer, many);
+  stream.wait();
+  Buffer filler(mine);  // may be where the room of the captured call was
+  filler.fill(5);
+  data.fill(3);
+  MPI_Barrier(MPI_COMM_WORLD);
+  CHECK(gpu.call("cuGraphLaunch", executable, stream.handle) == 0, "no launch");
+  stream.wait();
+  expect(data, begin, mine, 3, "replayed in place");
+  const std::vector<float> kept = filler.fetch();
+  for (std::size_t i = 0; i < mine; ++i)
+    CHECK(kept[i] == value(rank, i, 5), "memory of others was written, element %zu", i);
+}
+
+/// Rank 0 is through with its part, and with the communicator, long before the others begin.
+void early_end() {
+  trib_comm* comm = nullptr;
+  CHECK(API(trib_comm_create)(&comm, rank, size, exchange, nullptr) == TRIB_SUCCESS, "%s",
+        last_error().c_str());
+  Stream stream;
+  for (int round = 0; round < 6; ++round) {
+    Buffer in(100), out(100);
+    in.fill(round);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank != 0) usleep(round == 5 ? 100000 : 0);
+    CHECK(API(trib_reduce)(in.data, out.data, 100, TRIB_FLOAT32, TRIB_SUM, size - 1, comm,
+                           stream.handle) == TRIB_SUCCESS,
+          "%s", last_error().c_str());
+    if (round < 5 || rank != 0) stream.wait();
+    if (rank == size - 1) expect(out, 0, 100, round, "to the last rank");
+    if (round == 5) CHECK(API(trib_comm_destroy)(comm) == TRIB_SUCCESS, "%s", last_error().c_str());
+  }
+  stream.wait();
+}
+
 void errors(trib_comm* comm) {
   float* const nothing = nullptr;
   CHECK(API(trib_allreduce)(nothing, nothing, 1, TRIB_FLOAT32, TRIB_SUM, comm, nullptr) ==
@@ -283,6 +349,10 @@ int main(int argc, char** argv) {
   passed("back to back on two streams");
   graph(comm, is_long ? 1000 : 200);
   passed("a graph, replayed");
+  graph_in_place(comm);
+  passed("a graph in place");
+  early_end();
+  passed("a rank that ends early");
   errors(comm);
   passed("errors");
   trib_comm* second = nullptr;

@@ -4,10 +4,13 @@
 #include "backend/shared_heap.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <random>
@@ -15,6 +18,19 @@
 #include <vector>
 
 #include "support/sanitizer.hpp"
+
+namespace {
+
+/// Bytes that whoever keeps memory registered with a network was told of.
+std::atomic<std::size_t> removed{0};
+
+}  // namespace
+
+/// In place of the C library's, which such libraries watch.
+extern "C" int madvise(void* address, std::size_t bytes, int advice) noexcept {
+  if (advice == MADV_REMOVE) removed += bytes;
+  return static_cast<int>(syscall(SYS_madvise, address, bytes, advice));
+}
 
 namespace trib {
 namespace {
@@ -68,6 +84,15 @@ TEST(SharedHeap, SaysWhatIsZero) {
     std::memset(block, 0xff, bytes);
     heap().free(block);
   }
+}
+
+TEST(SharedHeap, PagesAreGivenBackInSight) {
+  constexpr std::size_t kBytes = 100 << 20;
+  std::byte* const block = allocate(kBytes);
+  std::memset(block, 1, kBytes);
+  const std::size_t before = removed;
+  heap().free(block);
+  EXPECT_EQ(removed - before, kBytes);
 }
 
 TEST(SharedHeap, GrowsInPlaceOrNot) {

@@ -280,8 +280,10 @@ void Channel::free(void* pointer) noexcept {
 std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all, Engine engine) {
   if (is_driven_by_host(engine))
     return std::make_unique<CopyProgram>(*this, all, engine == Engine::gemv);
-  if (sharing_ && !Program::fits(*this, all)) return nullptr;
-  return std::make_unique<Program>(*this, all);
+  auto program = std::make_unique<Program>(*this, all);
+  // Where ranks share GPUs, who launches is decided anew in each call.
+  if (!program->agree(all) && sharing_) return nullptr;
+  return program;
 }
 
 bool Channel::reserve(Engine engine, std::string& why) {
@@ -321,12 +323,20 @@ void Channel::check() {
     throw Error(Code::timeout, "rank " + std::to_string(leader_of(static_cast<int>(failed) - 1)) +
                                    " did not come to a reduction on the GPU within " +
                                    std::to_string(time_limit_ / 1'000'000'000) + " s");
+  if (is_aborted())
+    throw Error(Code::peer, "a peer gave up a reduction on the GPU while this rank waited for it");
 }
 
 void Channel::drain() {
   const Current current(context_);
   if (is_enqueued_) cuda::check(driver_.cuEventSynchronize_(last_), "a kernel failed");
+  // Graphs that were replayed are on streams that only the program knows.
+  if (is_captured_) cuda::check(driver_.cuCtxSynchronize_(), "a kernel failed");
   check();
+}
+
+bool Channel::is_aborted() const {
+  return std::atomic_ref(doorbell_->abort).load(std::memory_order_acquire) != 0;
 }
 
 Memory Channel::where(const void* pointer) const { return where_in(context_, pointer); }

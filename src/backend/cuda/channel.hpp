@@ -59,6 +59,8 @@ class Channel final : public trib::DeviceChannel {
   int devices() const { return sharing_ ? sharing_->devices() : size_; }
   int device_of(int rank) const { return sharing_ ? sharing_->device(rank) : rank; }
   int leader_of(int device) const { return sharing_ ? sharing_->leader(device) : device; }
+  /// Some kernel has ended without its data.
+  bool is_aborted() const;
   bool leads() const { return !sharing_ || sharing_->leads(); }
   void set_up(const void* pointer);
   /// Collective: inboxes in the GPUs' own memory, or else in pinned host memory. False (on all
@@ -114,6 +116,7 @@ class Channel final : public trib::DeviceChannel {
   bool is_enqueued_ = false;
   bool is_captured_ = false;  // graphs may run launches that the host does not see
   std::uint32_t last_run_ = 0;
+  std::uint32_t known_run_ = 0;   // of enqueued launches: see Launch
   std::uint64_t time_limit_ = 0;  // nanoseconds
   const Config::Segment segment_mode_;
   const std::string cublas_;  // TRIB_CUBLAS

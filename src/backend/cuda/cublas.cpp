@@ -26,8 +26,8 @@ struct Cublas::Functions {
 
   bool look_up(void* library) {
     const auto find = [&](auto& function, const char* name) {
-      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(
-          ::dlsym(library, name));
+      function =
+          reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
       return function != nullptr;
     };
     return find(create, "cublasCreate_v2") && find(destroy, "cublasDestroy_v2") &&
@@ -92,10 +92,10 @@ void Cublas::add_rows(Dtype dtype, CUdeviceptr sum, bool has_sum, CUdeviceptr fi
   const auto multiply = [&](auto gemv, auto one, CUdeviceptr ones) {
     using T = decltype(one);
     const T beta = has_sum ? 1 : 0;
-    functions_.check(gemv(handle_, kAsItIs, height, rows, &one, reinterpret_cast<const T*>(first),
-                          apart, reinterpret_cast<const T*>(ones), 1, &beta,
-                          reinterpret_cast<T*>(sum), 1),
-                     "a sum failed");
+    functions_.check(
+        gemv(handle_, kAsItIs, height, rows, &one, reinterpret_cast<const T*>(first), apart,
+             reinterpret_cast<const T*>(ones), 1, &beta, reinterpret_cast<T*>(sum), 1),
+        "a sum failed");
   };
   if (dtype == Dtype::f64)
     multiply(functions_.gemv_f64, 1.0, ones_);

@@ -19,6 +19,7 @@ namespace trib::cuda {
   X(cuCtxPopCurrent)             \
   X(cuCtxEnablePeerAccess)       \
   X(cuCtxGetStreamPriorityRange) \
+  X(cuCtxSynchronize)            \
   X(cuDeviceGet)                 \
   X(cuDeviceGetAttribute)        \
   X(cuDeviceGetCount)            \

@@ -38,6 +38,11 @@ __device__ inline std::uint32_t load_acquire(const std::uint32_t* at) {
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
   return value;
 }
+__device__ inline std::uint64_t load_acquire(const std::uint64_t* at) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
 __device__ inline std::uint32_t load_relaxed(const std::uint32_t* at) {
   std::uint32_t value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
@@ -196,8 +201,10 @@ __device__ __noinline__ std::uint64_t look_around(Doorbell* doorbell, const std:
                                                   std::uint64_t deadline, std::uint64_t time_limit,
                                                   int peer) {
   if (load_relaxed(&doorbell->abort) != 0 ||
-      load_relaxed(reinterpret_cast<const std::uint32_t*>(inbox + kAbortAt)) != 0)
+      load_relaxed(reinterpret_cast<const std::uint32_t*>(inbox + kAbortAt)) != 0) {
+    store_release(&doorbell->abort, 1);  // this rank's host: the result is none
     return 0;
+  }
   const std::uint64_t now = nanoseconds();
   if (deadline == 0) return now + time_limit;
   if (now < deadline) return deadline;
@@ -236,10 +243,12 @@ class Block {
         thread_(static_cast<int>(threadIdx.x) % width_) {}
 
   __device__ void run() {
-    if (launch_.has_met)
+    if (launch_.has_met) {
       first_run_ = launch_.first_run;
-    else
+      known_run_ = first_run_ - 1;
+    } else {
       take_turn();
+    }
     if constexpr (protocol == Protocol::packet) {
 #pragma unroll 1
       do {
@@ -255,24 +264,32 @@ class Block {
   /// and stored comes before what this one does. Now is the time to tell the peers: at the end of a
   /// kernel it would take a fence that waits for all that was pushed, a microsecond.
   __device__ void take_turn() {
-    __shared__ std::uint32_t first;
+    __shared__ std::uint32_t first, known;
     disturb();
     if (threadIdx.x == 0) {
+      Counters* const counters = launch_.counters;
       // The launch may be a graph's, replayed: its number stands in memory. Acquire: it is read
       // before `arrived` grows. So when the last block has come here, nobody will read the old
       // number any more.
-      first = launch_.is_counted ? load_acquire(&launch_.counters->run) + 1 : launch_.first_run;
-      const bool is_last =
-          launch_.is_counted
-              ? gridDim.x == 1 || atomicAdd(&launch_.counters->arrived, 1) + 1 == gridDim.x
-              : blockIdx.x == 0;
+      first = launch_.first_run;
+      known = launch_.known_run;
+      bool is_last = blockIdx.x == 0;
+      if (launch_.is_counted) {
+        const std::uint64_t runs = load_acquire(&counters->runs);
+        first = static_cast<std::uint32_t>(runs) + 1;
+        known = static_cast<std::uint32_t>(runs >> 32);
+        is_last = gridDim.x == 1 || atomicAdd(&counters->arrived, 1) + 1 == gridDim.x;
+      }
       if (is_last) {
-        launch_.counters->arrived = 0;
-        launch_.counters->run = first + static_cast<std::uint32_t>(passes_of(0)) - 1;
+        counters->arrived = 0;
+        const std::uint32_t next_known = launch_.hears_from_all ? first - 1 : known;
+        const std::uint32_t last = first + static_cast<std::uint32_t>(passes_of(0)) - 1;
+        counters->runs = std::uint64_t{next_known} << 32 | last;
       }
     }
     __syncthreads();
     first_run_ = first;
+    known_run_ = known;
     if (blockIdx.x == 0 && threadIdx.x < launch_.size && threadIdx.x != launch_.rank)
       store_relaxed(credit(static_cast<int>(threadIdx.x), launch_.rank, kMaxBlocks),
                     first_run_ - 1);
@@ -282,11 +299,10 @@ class Block {
     if (threadIdx.x < kMaxStages) passes_done[threadIdx.x] = 0;
     __syncthreads();
     const int passes = passes_of(blockIdx.x);
-    const int free_passes = launch_.has_met ? kWindows : 0;
 #pragma unroll 1
     for (int pass = 0; pass < passes; ++pass) {
       enter(pass);
-      if (stage_ == 0 && pass >= free_passes) wait_for_credit();
+      if (stage_ == 0) wait_for_credit();
       if constexpr (protocol == Protocol::packet) {
 #pragma unroll 1
         for (int i = launch_.first_batch[stage_]; i < launch_.first_batch[stage_ + 1];) i = work(i);
@@ -306,6 +322,7 @@ class Block {
   }
 
   static constexpr int kElements = kUnitBytes / sizeof(T);
+  static constexpr std::uint32_t kMostAhead = 1u << 20;
   /// Units that a thread has under way at once, per source.
   static constexpr int kDeep = protocol == Protocol::packet ? 1 : 2;
 
@@ -374,14 +391,20 @@ class Block {
     return reinterpret_cast<std::uint32_t*>(launch_.inbox[holder] + kFlagBytes) + row * kMaxRanks +
            of;
   }
+  /// Whether the window is free if run `completed` and those before it are over. A number that is
+  /// far behind stands for one that is: no peer is far ahead.
+  __device__ bool is_enough(std::uint32_t completed) const {
+    return completed - (run_ - kWindows) <= kMostAhead;
+  }
   /// Until all peers are done with what the window holds. Numbers of runs are the same everywhere.
   __device__ void wait_for_credit() {
+    if (is_enough(known_run_)) return;
     disturb();
     const unsigned row = pass_ < kWindows ? kMaxBlocks : blockIdx.x;
     if (thread_ < launch_.size && thread_ != launch_.rank) {
       Patience patience;
       const std::uint32_t* const at = credit(launch_.rank, thread_, row);
-      while (static_cast<std::int32_t>(load_acquire(at) - (run_ - kWindows)) < 0)
+      while (!is_enough(load_acquire(at)))
         if (gives_up(patience, thread_)) break;
     }
     barrier();
@@ -418,10 +441,11 @@ class Block {
     if (protocol == Protocol::packet && !operand.is_inbox) from += moved_[operand.is_out];
     return reinterpret_cast<std::byte*>(operand.address + from);
   }
-  /// Elements of the chunk that belong to the pass; none or less: it is too short.
+  /// Elements of the chunk that belong to the pass.
   __device__ int elements_of(const Operand& operand) const {
-    const auto left = static_cast<std::int64_t>(operand.length) - static_cast<std::int64_t>(done_);
-    return static_cast<int>(min(left, static_cast<std::int64_t>(launch_.slice)));
+    if (operand.length <= done_) return 0;
+    return static_cast<int>(
+        min(operand.length - done_, static_cast<std::uint64_t>(launch_.slice)));
   }
   __device__ static bool is_whole(const Operand& operand, const std::byte* at, int left) {
     return operand.is_inbox ||
@@ -585,6 +609,7 @@ class Block {
     moved_[1] = ordered[1];
     ++served_;
     ++first_run_;
+    ++known_run_;
     return moved_[0] != kLeave;
   }
 
@@ -592,6 +617,7 @@ class Block {
   const int width_, stage_, thread_;  // threads of a stage, this one's stage, its number there
   int pass_ = 0;
   std::uint32_t first_run_ = 0, run_ = 0;
+  std::uint32_t known_run_ = 0;  // this one and all before it are over on all ranks
   std::uint64_t done_ = 0;      // elements of each chunk before the pass
   std::uint64_t in_inbox_ = 0;  // bytes from an inbox operand's address to the block's window
   std::uint32_t in_flags_ = 0;  // the same of a flag

@@ -104,9 +104,11 @@ struct Doorbell {
 inline constexpr std::int64_t kLeave = INT64_MIN;
 
 /// Words in device memory.
-struct Counters {
+struct alignas(16) Counters {
   std::uint32_t arrived;  // blocks that have ended; zero between launches
-  std::uint32_t run;      // stream-ordered channels: the last run of all launches so far
+  /// Stream-ordered channels, of all launches so far: the last run, and in the upper half
+  /// Launch::known_run for the next one.
+  std::uint64_t runs;
 };
 
 struct Launch {
@@ -118,13 +120,16 @@ struct Launch {
   std::uint32_t order;       // the number of the last order before the launch
   std::uint32_t slice;       // elements of a chunk per pass
   std::uint32_t first_run;   // of this launch, unless is_counted
+  std::uint32_t known_run;   // stream-ordered: over on all ranks, unless is_counted
   std::uint32_t passes;      // of all blocks together
   std::uint8_t rank, size;   // among the GPUs, as all ranks in these tables
   std::uint8_t stages;
-  /// All ranks have met on the host: whatever was launched before is over everywhere. Otherwise
-  /// credits are looked at from the first pass on.
+  /// All ranks have met on the host: whatever was launched before is over everywhere.
   bool has_met;
   bool is_counted;  // the number of the last run stands in `counters`: launches may be replayed
+  /// Stream-ordered: the launch ends only when it has data from every peer. Then all have begun it,
+  /// and what came before it is over everywhere: later launches know that without a look.
+  bool hears_from_all;
   std::uint8_t first_batch[kMaxStages + 1];  // of each stage, and behind the last
   std::byte* inbox[kMaxRanks];
   Batch batch[kMaxBatches];

@@ -150,6 +150,7 @@ void Program::translate(const std::vector<Schedule>& all) {
           source.step->from[static_cast<std::size_t>(batch.is_copy ? 0 : first_source + i)];
       if (from.buffer == Buffer::scratch) {
         const Unit unit{rank, from.rank, inboxes.unit(rank, from.rank, from.slot, source.chunk)};
+        if (from.rank != rank) arrivals_.push_back({operands, device(from.rank)});
         add_operand(&unit, from.buffer, from.rank, source.chunk);
       } else {
         add_operand(nullptr, from.buffer, from.rank, source.chunk);
@@ -258,12 +259,13 @@ void Program::translate(const std::vector<Schedule>& all) {
   }
 }
 
-bool Program::fits(Channel& channel, const std::vector<Schedule>& all) {
-  for (int rank = 0; rank < channel.size_; ++rank) {
-    const Program its(channel, all, rank);
-    if (!its.is_packet_possible_ || !its.is_simple_possible_) return false;
+bool Program::agree(const std::vector<Schedule>& all) {
+  for (int rank = 0; rank < channel_.size_; ++rank) {
+    const Program its(channel_, all, rank);
+    is_packet_possible_ = is_packet_possible_ && its.is_packet_possible_;
+    is_simple_possible_ = is_simple_possible_ && its.is_simple_possible_;
   }
-  return true;
+  return is_packet_possible_ && is_simple_possible_;
 }
 
 std::size_t Program::fit(bool is_large) const {
@@ -278,6 +280,7 @@ Program::~Program() {
   try {
     const Current current(channel_.context_);
     channel_.driver_.cuMemFree_(aside_);
+    for (const CUdeviceptr aside : old_asides_) channel_.driver_.cuMemFree_(aside);
   } catch (const Error&) {
     // The context is gone, and the memory with it.
   }
@@ -312,8 +315,9 @@ Operation& Program::launch(const Arguments& arguments) {
   launch.linger = 0;
   if (!channel_.leads()) return *this;
   if (!arguments.is_enqueued && !channel_.sharing_) {
+    // What lies over its input takes a result aside, which is not for a kernel that lingers.
     const bool may_linger = arguments.linger > 0 && !arguments.is_large && launch.passes == 1 &&
-                            look_for_repeat(arguments);
+                            look_for_repeat(arguments) && !covers_input(arguments);
     if (order(arguments, may_linger)) return *this;
     if (may_linger && channel_.is_worth_lingering())
       launch.linger = static_cast<std::uint64_t>(arguments.linger) * 1000;
@@ -358,6 +362,16 @@ bool Program::order(const Arguments& arguments, bool may_be) {
   return true;
 }
 
+/// Whether the kernel ends only when it has data from every peer.
+bool Program::hears_from_all(const Arguments& arguments) const {
+  std::uint32_t heard = 1u << launch_.rank;
+  for (const auto [operand, from] : arrivals_) {
+    const int chunk = meanings_[static_cast<std::size_t>(operand)].chunk;
+    if (arguments.chunk_begin[chunk + 1] > arguments.chunk_begin[chunk]) heard |= 1u << from;
+  }
+  return heard == (1u << launch_.size) - 1;
+}
+
 /// Launches a kernel for the call that launch_ has the numbers of.
 void Program::start(const Arguments& arguments) {
   const bool is_packet = !arguments.is_large;
@@ -380,6 +394,8 @@ void Program::start(const Arguments& arguments) {
           : 0;
   if (is_aside_) {
     if (own > aside_bytes_) {
+      // Graphs may hold the old one.
+      if (aside_ != 0 && channel_.is_captured_) old_asides_.push_back(std::exchange(aside_, 0));
       if (aside_ != 0) channel_.driver_.cuMemFree_(std::exchange(aside_, 0));
       aside_bytes_ = 0;
       check(channel_.driver_.cuMemAlloc_(&aside_, own), "cannot allocate room for a result");
@@ -417,6 +433,11 @@ void Program::start(const Arguments& arguments) {
     if (capture != CU_STREAM_CAPTURE_STATUS_NONE) channel_.is_captured_ = true;
   }
   launch.is_counted = channel_.is_captured_;
+  if (arguments.is_enqueued) {
+    launch.known_run = channel_.known_run_;
+    launch.hears_from_all = hears_from_all(arguments);
+    if (launch.hears_from_all) channel_.known_run_ = launch.first_run - 1;
+  }
   if (is_aside_) launch.linger = 0;
   if (launch.linger > 0) {
     launch.order = channel_.orders_;
@@ -453,7 +474,8 @@ bool Program::advance(int polls) {
   for (int poll = 0;; ++poll) {
     // Acquire: pairs with the kernel's last store; what it wrote to pinned memory comes with it.
     if (done.load(std::memory_order_acquire) == launch_.number) break;
-    if (is_ordered_ && poll % 64 == 63 && channel_.has_left()) {
+    // At the end of every look, too: few polls more may never come.
+    if (is_ordered_ && (poll % 64 == 63 || poll >= polls) && channel_.has_left()) {
       // It left before it saw the order, or after it had served the call.
       is_ordered_ = false;
       channel_.forget();
@@ -472,6 +494,9 @@ bool Program::advance(int polls) {
                 "rank " + std::to_string(channel_.leader_of(static_cast<int>(failed) - 1)) +
                     " did not come to a reduction on the GPU within " +
                     std::to_string(channel_.time_limit_ / 1'000'000'000) + " s");
+  // Some threads did not wait for their data: what the kernel has left is no result.
+  if (channel_.is_aborted())
+    throw Error(Code::peer, "a peer gave up a reduction on the GPU while this rank waited for it");
   if (is_aside_) {
     const Current current(channel_.context_);
     check(channel_.driver_.cuStreamSynchronize_(channel_.stream_), "cannot copy the result");

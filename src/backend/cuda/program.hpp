@@ -11,8 +11,9 @@ class Program final : public trib::Program, public Operation {
   Program(Channel& channel, const std::vector<Schedule>& all);
   ~Program() override;
 
-  /// Whether every rank's schedule fits into a launch.
-  static bool fits(Channel& channel, const std::vector<Schedule>& all);
+  /// What some rank's schedule has no room for is possible on none. Whether all fit into a launch
+  /// of either protocol.
+  bool agree(const std::vector<Schedule>& all);
 
   std::size_t fit(bool is_large) const override;
   Operation& launch(const Arguments& arguments) override;
@@ -20,6 +21,7 @@ class Program final : public trib::Program, public Operation {
   /// All peers in turn: the host does not know which one the kernel waits for. Followers: their
   /// leader.
   int blocked_on() const override;
+  bool is_guessing() const override { return channel_.leads(); }
   /// The host cannot see how far the kernel is: never the same, so that nothing is concluded.
   std::uint64_t position() const override { return ++looks_; }
 
@@ -30,6 +32,7 @@ class Program final : public trib::Program, public Operation {
   bool covers_input(const Arguments& arguments) const;
   bool look_for_repeat(const Arguments& arguments);
   bool order(const Arguments& arguments, bool may_be);
+  bool hears_from_all(const Arguments& arguments) const;
   void start(const Arguments& arguments);
 
   Channel& channel_;
@@ -42,12 +45,18 @@ class Program final : public trib::Program, public Operation {
     int holder, unit;  // scratch: whose inbox, and where in it
   };
   std::vector<Meaning> meanings_;
+  /// What peers push here: an operand that is a source, and which device fills it.
+  struct Arrival {
+    int operand, from;
+  };
+  std::vector<Arrival> arrivals_;
   int units_ = 0;                                               // of the inbox that has the most
   bool is_packet_possible_ = true, is_simple_possible_ = true;  // the schedule fits into a launch
   /// Takes the result of a call whose `out` lies over parts of `in` that other blocks still read.
   CUdeviceptr aside_ = 0;
   std::size_t aside_bytes_ = 0;
-  bool is_aside_ = false;  // in this call
+  std::vector<CUdeviceptr> old_asides_;  // of graphs
+  bool is_aside_ = false;                // in this call
   /// The last call that a lingering kernel might have served, or one like it.
   struct {
     Op op{};

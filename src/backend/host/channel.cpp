@@ -360,6 +360,36 @@ void Channel::check_alive(int blocked_on) {
                                 std::to_string(peer.pid) + ") is gone");
 }
 
+/// This rank may end from here on without being missed.
+Channel::~Channel() {
+  if (!peers_.empty() && peers_[rank_].control != nullptr)
+    peers_[rank_].control->state.has_left.store(1, std::memory_order_release);
+}
+
+void Channel::check_all_alive() {
+  for (int rank = 0; rank < size_; ++rank)
+    if (rank != rank_ && peers_[rank].control->state.has_left.load(std::memory_order_acquire) == 0)
+      check_alive(rank);
+}
+
+bool Channel::have_all_left() {
+  // Release: pairs with the acquire below; what this rank's calls did comes before.
+  peers_[rank_].control->state.has_left.store(1, std::memory_order_release);
+  for (int rank = 0; rank < size_; ++rank) {
+    const State& state = peers_[rank].control->state;
+    if (state.has_left.load(std::memory_order_acquire) != 0 ||
+        state.failed.load(std::memory_order_acquire) != 0)
+      continue;
+    try {
+      check_alive(rank);
+    } catch (const Error&) {
+      continue;
+    }
+    return false;
+  }
+  return true;
+}
+
 void Channel::poison(const std::string& why) noexcept {
   if (is_poisoned_.exchange(true)) return;
   State& state = peers_[rank_].control->state;

@@ -55,7 +55,8 @@ struct alignas(kCacheLine) Completed {
 struct alignas(kCacheLine) State {
   std::atomic<std::uint64_t> call;    // number of the call that this rank has entered last
   std::atomic<std::uint32_t> failed;  // set after `why`
-  char why[180];
+  std::atomic<std::uint32_t> has_left;
+  char why[176];
 };
 
 struct alignas(kCacheLine) Record {
@@ -85,6 +86,7 @@ class Channel final : public HostChannel {
  public:
   static std::unique_ptr<Channel> open(Bootstrap& bootstrap, const Config& config,
                                        std::string& why);
+  ~Channel() override;
 
   bool can_attach() const override { return can_attach_; }
   bool reserve_data() override;
@@ -96,6 +98,8 @@ class Channel final : public HostChannel {
   int missing() override;
   void diagnose(int blocked_on, std::uint64_t position) override;
   void check_alive(int blocked_on) override;
+  void check_all_alive() override;
+  bool have_all_left() override;
   void poison(const std::string& why) noexcept override;
   void present(const Card& card) override;
   int absent() override;
