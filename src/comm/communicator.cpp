@@ -913,6 +913,7 @@ constexpr DeclineText kDeclineTexts[kDeclines] = {
     {"spans_nodes", "ranks on several machines"},
     {"no_memory", "no shared memory"},
     {"not_set_up", "nonblocking, before a blocking call"},
+    {"being_freed", "communicator that is being freed"},
 };
 
 }  // namespace

@@ -35,8 +35,9 @@ enum class Decline : std::uint8_t {
   spans_nodes,    ///< the communicator's ranks are on several machines
   no_memory,      ///< no shared memory could be had
   not_set_up,     ///< nonblocking, before the ranks had an occasion to meet
+  being_freed,    ///< in a callback of MPI_Comm_free
 };
-inline constexpr int kDeclines = 10;
+inline constexpr int kDeclines = 11;
 const char* name(Decline reason);  ///< "user_operator"
 const char* text(Decline reason);  ///< "user-defined operator"
 

@@ -114,8 +114,26 @@ const Config& settings_of_process() {
   return settings.config;
 }
 
+namespace {
+thread_local Freeing* innermost = nullptr;
+}  // namespace
+
+Freeing::Freeing(MPI_Comm comm) : comm_(comm), outer_(innermost) {
+  member_.declined = Decline::being_freed;
+  innermost = this;
+}
+
+Freeing::~Freeing() { innermost = outer_; }
+
+Member* Freeing::find(MPI_Comm comm) {
+  for (Freeing* one = innermost; one != nullptr; one = one->outer_)
+    if (one->comm_ == comm) return &one->member_;
+  return nullptr;
+}
+
 Member* look_up_member(MPI_Comm comm) {
   if (Member* const known = find_member(comm)) return known;
+  if (Member* const its = Freeing::find(comm)) return its;
   // No lock is held here: two threads that enter two communicators in different orders on different
   // ranks would wait for each other.
   if (comm == MPI_COMM_NULL || !(is_world_running() || open_sessions > 0)) return nullptr;

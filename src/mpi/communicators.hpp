@@ -47,6 +47,27 @@ inline Member* find_member(MPI_Comm comm) {
   return reinterpret_cast<Member*>(members->find(to_word(comm)));
 }
 
+/// Stands around the MPI's own MPI_Comm_free and MPI_Comm_disconnect. MPIs delete the newest
+/// attributes first: where the program reduces in a callback of an older one, our attribute and the
+/// Member are gone. A new Member's attribute would come too late to be deleted, and the next
+/// communicator with this handle would take it for its own. So such calls are left to the MPI, in
+/// this thread only: to others the handle may already be that next communicator's.
+class Freeing {
+ public:
+  explicit Freeing(MPI_Comm comm);
+  ~Freeing();
+  Freeing(const Freeing&) = delete;
+  Freeing& operator=(const Freeing&) = delete;
+
+  /// Stands for `comm`, which this thread is freeing, and declines. Null: it is not.
+  static Member* find(MPI_Comm comm);
+
+ private:
+  const MPI_Comm comm_;
+  Member member_;
+  Freeing* const outer_;  // callbacks may free other communicators
+};
+
 /// What is known of a communicator without its other ranks: a nonblocking call must not wait for
 /// them. Null: MPI is not running, or `comm` is no communicator, so that the MPI has to say so.
 Member* look_up_member(MPI_Comm comm);

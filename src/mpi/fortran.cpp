@@ -139,6 +139,13 @@ void enter(const FortranFunction& original, const Arguments& arguments) {
   if (ierror && !is_passed_on) *ierror = status;
 }
 
+void free_communicator(const FortranFunction& original, int* comm, int* ierror) {
+  const Library& mpi = library();
+  if (!mpi.is_ours) return original(comm, ierror);
+  const Freeing freeing(mpi.Comm_f2c(*comm));
+  original(comm, ierror);
+}
+
 #endif  // TRIB_MPI_OPENMPI
 
 }  // namespace
@@ -203,5 +210,18 @@ TRIB_ALIASES(mpi_finalize, MPI_FINALIZE, (int*))
 TRIB_FREE_MEM(mpi_free_mem_, TRIB_SPELLINGS(mpi_free_mem, MPI_FREE_MEM))
 TRIB_ALIASES(mpi_free_mem, MPI_FREE_MEM, (void*, int*))
 TRIB_FREE_MEM(mpi_free_mem_f08_, {"mpi_free_mem_f08_", nullptr, nullptr, nullptr})
+
+#define TRIB_FREE_COMM(lower, upper)                                                        \
+  void lower##_(int* comm, int* ierror) {                                                   \
+    static constinit FortranFunction original(TRIB_SPELLINGS(lower, upper));                \
+    trib::mpi::free_communicator(original, comm, ierror);                                   \
+  }                                                                                         \
+  TRIB_ALIASES(lower, upper, (int*, int*))                                                  \
+  void lower##_f08_(int* comm, int* ierror) {                                               \
+    static constinit FortranFunction original({#lower "_f08_", nullptr, nullptr, nullptr}); \
+    trib::mpi::free_communicator(original, comm, ierror);                                   \
+  }
+TRIB_FREE_COMM(mpi_comm_free, MPI_COMM_FREE)
+TRIB_FREE_COMM(mpi_comm_disconnect, MPI_COMM_DISCONNECT)
 }
 #endif  // TRIB_MPI_OPENMPI

@@ -141,6 +141,14 @@ int with_child(Entry entry, Word parent, Word child, Words... words) {
   return status;
 }
 
+/// MPI_Comm_free and MPI_Comm_disconnect.
+int free_communicator(Entry entry, Word comm) {
+  const Library& mpi = library();
+  if (!mpi.is_ours || comm == 0) return mpi.call(entry, comm);
+  const Freeing freeing(*reinterpret_cast<const MPI_Comm*>(comm));
+  return mpi.call(entry, comm);
+}
+
 template <class T>
 T* to(Word word) {
   return reinterpret_cast<T*>(word);
@@ -334,6 +342,11 @@ TRIB_REPLACE(MPI_Cart_create,
                                           periods, reorder, child))
 TRIB_REPLACE(MPI_Cart_sub, (Word comm, Word remain, Word child),
              return trib::mpi::with_child(Entry::Cart_sub, comm, child, comm, remain, child))
+
+TRIB_REPLACE(MPI_Comm_free, (Word comm),
+             return trib::mpi::free_communicator(Entry::Comm_free, comm))
+TRIB_REPLACE(MPI_Comm_disconnect, (Word comm),
+             return trib::mpi::free_communicator(Entry::Comm_disconnect, comm))
 
 TRIB_REPLACE(MPI_Init, (Word argc, Word argv), return trib::mpi::init([=] {
                return trib::mpi::library().call(Entry::Init, argc, argv);

@@ -74,9 +74,9 @@ def bind_now(context: Context) -> None:
         r"|MPI_(Alloc_mem|Free_mem|Barrier|Cart_create|Cart_sub|Comm_create)"
         r"|MPI_I?(Bcast|(Gather|Scatter|Allgather|Alltoall)v?|Alltoallw|Scan|Exscan)(_init)?(_c)?"
         r"|MPI_I?[BSR]?send(_init)?(_c)?|MPI_I?(M?recv|Sendrecv|Sendrecv_replace)(_c)?|MPI_Recv_init(_c)?|MPI_Reduce_local(_c)?"
-        r"|MPI_(Comm_dup|Comm_dup_with_info|Comm_split|Comm_split_type)"
+        r"|MPI_(Comm_dup|Comm_dup_with_info|Comm_split|Comm_split_type|Comm_free|Comm_disconnect)"
         r"|MPI_(Session_init|Session_finalize|Init|Init_thread|Finalize)"
-        r"|(mpi_|MPI_)(allreduce|reduce|reduce_scatter|reduce_scatter_block|finalize|free_mem)(_|__|_f08_)?|trib_\w+)",
+        r"|(mpi_|MPI_)(allreduce|reduce|reduce_scatter|reduce_scatter_block|finalize|free_mem|comm_free|comm_disconnect)(_|__|_f08_)?|trib_\w+)",
         re.IGNORECASE,
     )
     expect(all(allowed.fullmatch(name) for name in names), "\n".join(sorted(names)))

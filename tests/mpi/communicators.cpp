@@ -7,7 +7,7 @@
 
 namespace {
 
-void reduce_on(MPI_Comm comm) {
+void reduce_on(MPI_Comm comm, bool is_being_freed = false) {
   int rank, size;
   MPI_Comm_rank(comm, &rank);
   MPI_Comm_size(comm, &size);
@@ -19,7 +19,7 @@ void reduce_on(MPI_Comm comm) {
     MPI_Reduce(in.data(), out.data(), count, MPI_INT, MPI_MAX, size - 1, comm);
     if (rank == size - 1) CHECK(out.back() == size, "reduce of %d", count);
   }
-  if (is_served_here())
+  if (is_served_here() && !is_being_freed)
     CHECK((last_algorithm(comm) == "mpi") == (size == 1), "%s", last_algorithm(comm).c_str());
 }
 
@@ -33,6 +33,41 @@ int copy(MPI_Comm, int, void*, void* value, void* out, int* flag) {
 int forget(MPI_Comm, int, void*, void*) {
   ++seen_deletes;
   return MPI_SUCCESS;
+}
+
+int reduce_at_end(MPI_Comm comm, int, void*, void*) {
+  reduce_on(comm, /*is_being_freed=*/true);
+  // What it makes and frees meanwhile is as any other.
+  MPI_Comm dup;
+  MPI_Comm_dup(MPI_COMM_WORLD, &dup);
+  reduce_on(dup);
+  MPI_Comm_free(&dup);
+  reduce_on(comm, /*is_being_freed=*/true);
+  return MPI_SUCCESS;
+}
+
+/// Reductions in callbacks of MPI_Comm_free, on the communicator itself: before Tributary has heard
+/// of its end, after that, and where it never knew it. Whoever has the handle next has other ranks.
+void reduce_while_freed(int rank) {
+  int keyval;
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, reduce_at_end, &keyval, nullptr);
+  enum class Attribute { first, last, alone };
+  for (const auto attribute : {Attribute::first, Attribute::last, Attribute::alone})
+    for (int i = 0; i < 4; ++i) {
+      MPI_Comm comm;
+      MPI_Comm_split(MPI_COMM_WORLD, i % 2 ? rank % 2 : 0, i >= 2 ? -rank : rank, &comm);
+      if (attribute != Attribute::last) MPI_Comm_set_attr(comm, keyval, nullptr);
+      if (attribute != Attribute::alone) reduce_on(comm);
+      if (attribute == Attribute::last) MPI_Comm_set_attr(comm, keyval, nullptr);
+      if (i % 2)
+        MPI_Comm_disconnect(&comm);
+      else
+        MPI_Comm_free(&comm);
+      MPI_Comm_split(MPI_COMM_WORLD, i % 2 ? 0 : rank % 2, rank, &comm);
+      reduce_on(comm);
+      MPI_Comm_free(&comm);
+    }
+  MPI_Comm_free_keyval(&keyval);
 }
 
 }  // namespace
@@ -92,6 +127,8 @@ int main(int argc, char** argv) {
     reduce_on(comm);
     MPI_Comm_free(&comm);
   }
+
+  reduce_while_freed(rank);
 
   // An intercommunicator: the result comes from the other side.
   if (size >= 2) {
