@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/log.hpp"
 #include "comm/suspects.hpp"
 
 namespace trib {
@@ -89,7 +90,14 @@ class Helper {
     sigset_t all, before;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::thread([this] { run(); }).detach();
+    try {
+      std::thread([this] { run(); }).detach();
+    } catch (const std::exception& error) {  // the process may have no more threads, say
+      log_once(Config::Log::warn,
+               std::string("no thread for reductions that nobody waits for, as with "
+                           "TRIB_PROGRESS=calls: ") +
+                   error.what());
+    }
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 

@@ -3,10 +3,15 @@
 #include "comm/background.hpp"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <algorithm>
+#include <barrier>
 #include <chrono>
+#include <csignal>
+#include <memory>
 #include <random>
+#include <system_error>
 #include <thread>
 
 #include "backend/host/program.hpp"
@@ -39,6 +44,55 @@ std::vector<std::size_t> own_order(std::size_t count, int rank, unsigned salt) {
   std::mt19937 random(salt * 1000 + static_cast<unsigned>(rank));
   std::shuffle(order.begin(), order.end(), random);
   return order;
+}
+
+/// No thread can be made meanwhile: there is no room for a stack.
+class NoThreads {
+ public:
+  NoThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t huge;
+    pthread_attr_init(&huge);
+    pthread_attr_setstacksize(&huge, std::size_t{1} << 50);
+    pthread_setattr_default_np(&huge);
+    pthread_attr_destroy(&huge);
+  }
+  ~NoThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+
+ private:
+  pthread_attr_t before_;
+};
+
+/// Of the process, like its helper: the first test, or else there is one.
+TEST(Background, DoesWithoutAHelper) {
+  std::unique_ptr<NoThreads> no_threads;
+  std::barrier ready(2);
+  expect_no_errors(run_ranks(2,
+                             [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+                               Communicator communicator(std::move(bootstrap), Config{});
+                               ASSERT_TRUE(communicator.open_background());
+                               if (rank == 0) no_threads = std::make_unique<NoThreads>();
+                               ready.arrive_and_wait();
+                               EXPECT_THROW(std::thread([] {}).join(), std::system_error);
+                               std::mt19937_64 random(7);
+                               std::vector<Posted> posted(5);
+                               for (Posted& one : posted) {
+                                 one.part =
+                                     std::make_unique<Part>(random_call(random, 2, 900), rank, 2);
+                                 communicator.post(one.task, one.part->request);
+                               }
+                               sigset_t blocked;
+                               pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+                               EXPECT_FALSE(sigismember(&blocked, SIGINT));
+                               for (Posted& one : posted) {
+                                 communicator.wait(one.task);
+                                 expect(one.part->check());
+                               }
+                             }),
+                   "posted");
 }
 
 class Sizes : public testing::TestWithParam<int> {};
