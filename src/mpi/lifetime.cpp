@@ -74,7 +74,9 @@ void begin_finalize() noexcept {
 // sessions that are open stay, as other ranks may use them at a different time.
 void end_finalize() noexcept {
   if (--finalize_depth > 0) return;
-  if (library().is_ours && open_sessions == 0) free_members();
+  if (!library().is_ours) return;
+  forget_requests();
+  if (open_sessions == 0) free_members();
 }
 
 int init_session(const std::function<int()>& original) {

@@ -603,17 +603,40 @@ void end_requests() noexcept {
       dismiss(*handle);
       give_back(handle);
     }
+    // Those that it holds it may still free, in a callback of MPI_COMM_SELF.
+    std::vector<Handle*> free;
+    {
+      const std::lock_guard lock(shelf().lock);
+      free.swap(shelf().free);
+    }
+    for (Handle* const handle : free) {
+      handles->erase(to_word(handle->token));
+      library().Request_free(&handle->token);
+      delete handle;
+    }
+  } catch (const std::exception&) {
+    // Out of memory at the very end.
+  }
+}
+
+void forget_requests() noexcept {
+  try {
+    requests_held = 0;
+    orphans_held = 0;
+    {
+      const std::lock_guard lock(shelf().lock);
+      shelf().free.clear();
+      shelf().orphans.clear();
+    }
     for (const std::uintptr_t word : handles->clear()) {
       auto* const handle = reinterpret_cast<Handle*>(word);
-      if (is_under_way(*handle)) continue;  // the program has to answer
-      library().Request_free(&handle->token);
+      static_cast<void>(handle->emulation.release());                // it would call the MPI
+      if (handle->is_active && !handle->task().is_done()) continue;  // the program has to answer
       dismiss(*handle);
       delete handle;
     }
-    shelf().free.clear();
-    requests_held = 0;
   } catch (const std::exception&) {
-    // Out of memory at the very end.
+    // As above.
   }
 }
 

@@ -49,8 +49,11 @@ int get_status_some(int count, const MPI_Request* requests, int* done, int* indi
 
 /// Puts away what was freed while it was active and has come to its end since.
 void sweep();
-/// Before MPI ends: completes what was freed while it was active, and gives the handles back.
+/// Before MPI ends: completes what was freed while it was active, and gives the handles back that
+/// the program does not hold.
 void end_requests() noexcept;
+/// After it: puts away what the program has never freed.
+void forget_requests() noexcept;
 
 // --------------------------------------------------------------------------------- implementation
 

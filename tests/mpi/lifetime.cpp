@@ -58,8 +58,42 @@ void sessions(int rounds) {
 void sessions(int) {}
 #endif
 
+#if MPI_VERSION >= 4 || (defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION >= 5)
+/// Persistent reductions that the program frees in MPI_Finalize only, and one that it never frees.
+struct Held {
+  MPI_Request used = MPI_REQUEST_NULL, unused = MPI_REQUEST_NULL, never_freed = MPI_REQUEST_NULL;
+  int mine = 1, sum = 0, unused_sum = 0;
+  void init() {
+    MPI_Allreduce_init(&mine, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &used);
+    for (MPI_Request* request : {&unused, &never_freed})
+      MPI_Allreduce_init(&mine, &unused_sum, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, MPI_INFO_NULL,
+                         request);
+    use();
+  }
+  void use() {
+    sum = 0;
+    MPI_Start(&used);
+    MPI_Wait(&used, MPI_STATUS_IGNORE);
+    if (sum != world_size()) std::abort();
+  }
+  void end() {
+    use();
+    MPI_Request_free(&used);
+    MPI_Request_free(&unused);
+    if (used != MPI_REQUEST_NULL || unused != MPI_REQUEST_NULL) std::abort();
+  }
+};
+#else
+struct Held {
+  void init() {}
+  void end() {}
+};
+#endif
+Held held;
+
 int at_end(MPI_Comm, int, void*, void*) {
   reduce_on(MPI_COMM_WORLD);
+  held.end();
   return MPI_SUCCESS;
 }
 
@@ -80,6 +114,7 @@ int main(int argc, char** argv) {
       MPI_Comm_set_attr(MPI_COMM_SELF, keyval, nullptr);
       MPI_Comm_free_keyval(&keyval);
       reduce_on(MPI_COMM_WORLD);
+      held.init();
       MPI_Comm never_freed;
       MPI_Comm_dup(MPI_COMM_WORLD, &never_freed);
       reduce_on(never_freed);
