@@ -16,6 +16,16 @@
 
 namespace trib::mpi {
 
+namespace {
+thread_local bool is_without_communicator = false;
+}  // namespace
+
+WithoutCommunicator::WithoutCommunicator() : before_(is_without_communicator) {
+  is_without_communicator = true;
+}
+
+WithoutCommunicator::~WithoutCommunicator() { is_without_communicator = before_; }
+
 bool wait_for(MPI_Request& request, double timeout) {
   using Clock = std::chrono::steady_clock;
   const Library& mpi = library();
@@ -53,10 +63,12 @@ void MpiBootstrap::exchange(const void* mine, void* all, std::size_t bytes) {
 
 void MpiBootstrap::progress() {
   int flag = 0;
-  MPI_Comm comm = comm_;
-  if (comm == MPI_COMM_NULL) [[unlikely]] {
-    if (!is_world_running()) return;
-    comm = MPI_COMM_SELF;
+  MPI_Comm comm = MPI_COMM_SELF;  // there is a world where there are requests of ours
+  if (!is_without_communicator) {
+    if (comm_ != MPI_COMM_NULL) [[likely]]
+      comm = comm_;
+    else if (!is_world_running())
+      return;
   }
   library().Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm, &flag, MPI_STATUS_IGNORE);
 }

@@ -26,6 +26,19 @@ class MpiBootstrap : public Bootstrap {
   double timeout_;  // seconds, 0: none
 };
 
+/// While one is there, this thread waits for requests. Other threads may free their communicators
+/// meanwhile, so that progress() goes through MPI_COMM_SELF.
+class WithoutCommunicator {
+ public:
+  WithoutCommunicator();
+  ~WithoutCommunicator();
+  WithoutCommunicator(const WithoutCommunicator&) = delete;
+  WithoutCommunicator& operator=(const WithoutCommunicator&) = delete;
+
+ private:
+  const bool before_;
+};
+
 /// Waits for `request` in our own loop: MPICH's, with more ranks than cores, burns a scheduler tick
 /// per message. False: not done within `timeout` seconds (0: for ever); the request then stays
 /// active.

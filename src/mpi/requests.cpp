@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "mpi/bootstrap.hpp"
 #include "mpi/emulation.hpp"
 #include "mpi/hints.hpp"
 #include "mpi/library.hpp"
@@ -154,6 +155,7 @@ int guarded(Handle& handle, MPI_Request& request, MPI_Status* status, Step&& ste
 int test_ours(Handle& handle, MPI_Request& request, MPI_Status* status, bool& is_done) {
   is_done = true;
   return guarded(handle, request, status, [&] {
+    const WithoutCommunicator without;
     is_done = handle.communicator->test(handle.task());
     if (is_done) report(handle, request, status);
   });
@@ -161,6 +163,7 @@ int test_ours(Handle& handle, MPI_Request& request, MPI_Status* status, bool& is
 
 int wait_for_ours(Handle& handle, MPI_Request& request, MPI_Status* status) {
   return guarded(handle, request, status, [&] {
+    const WithoutCommunicator without;
     handle.communicator->wait(handle.task());
     report(handle, request, status);
   });
@@ -591,6 +594,7 @@ void end_requests() noexcept {
       orphans.swap(shelf().orphans);
       orphans_held = 0;
     }
+    const WithoutCommunicator without;
     for (Handle* const handle : orphans) {
       try {
         if (handle->emulation)
