@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "comm/background.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
 
@@ -34,6 +35,7 @@ bool wait_for(MPI_Request& request, double timeout) {
     int done = 0;
     check(mpi.Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
     if (done) return true;
+    Background::progress_all();  // a rank that we wait for may be waiting for one of our tasks
     sched_yield();
     if (timeout > 0 && std::chrono::duration<double>(Clock::now() - start).count() > timeout)
       return false;

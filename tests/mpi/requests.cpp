@@ -452,6 +452,35 @@ void progress_in_others() {
     }
 }
 
+/// The same with rank 0 in the first call on a communicator, and later ones that make more of it.
+void progress_in_set_up() {
+  if (size == 1) return;
+  MPI_Group all;
+  MPI_Comm_group(MPI_COMM_WORLD, &all);
+  for (const int count : {1, 200000})
+    for (const bool is_first : {true, false}) {
+      MPI_Comm comm;
+      MPI_Comm_create_group(MPI_COMM_WORLD, all, kTag, &comm);  // not as ready as its parent
+      int one = 1, sum = 0;
+      if (!is_first) MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, comm);
+      Reduction pending(MPI_COMM_WORLD, int_sum(200000)), other(comm, int_sum(count));
+      pending.fill(1);
+      MPI_Request request;
+      pending.post(&request);
+      other.fill(2);
+      if (rank != 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        MPI_Wait(&request, MPI_STATUS_IGNORE);
+      }
+      other.call();
+      if (rank == 0) MPI_Wait(&request, MPI_STATUS_IGNORE);
+      pending.check();
+      other.check();
+      MPI_Comm_free(&comm);
+    }
+  MPI_Group_free(&all);
+}
+
 // -------------------------------------------------------------------------------------------- late
 
 /// The last rank posts 300 ms after the others, who see that Test does not wait for it.
@@ -988,6 +1017,7 @@ constexpr Section kSections[] = {
     {"interleaving", interleaving},
     {"progress", progress},
     {"progress-in-others", progress_in_others},
+    {"progress-in-set-up", progress_in_set_up},
     {"late", late},
 #if HAS_PERSISTENT_REDUCTIONS
     {"persistent", persistent},
