@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "check.hpp"
@@ -244,16 +245,21 @@ void graph_in_place(trib_comm* comm) {
   longer.fill(0);
   enqueue(longer, many);
   stream.wait();
-  Buffer filler(mine);  // may be where the room of the captured call was
-  filler.fill(5);
+  std::vector<std::unique_ptr<Buffer>> fillers;  // one may be where the captured call had its room
+  for (int i = 0; i < 200; ++i) {
+    fillers.push_back(std::make_unique<Buffer>(mine));
+    fillers.back()->fill(5);
+  }
   data.fill(3);
   MPI_Barrier(MPI_COMM_WORLD);
   CHECK(gpu.call("cuGraphLaunch", executable, stream.handle) == 0, "no launch");
   stream.wait();
   expect(data, begin, mine, 3, "replayed in place");
-  const std::vector<float> kept = filler.fetch();
-  for (std::size_t i = 0; i < mine; ++i)
-    CHECK(kept[i] == value(rank, i, 5), "memory of others was written, element %zu", i);
+  for (const auto& filler : fillers) {
+    const std::vector<float> kept = filler->fetch();
+    for (std::size_t i = 0; i < mine; ++i)
+      CHECK(kept[i] == value(rank, i, 5), "memory of others was written, element %zu", i);
+  }
 }
 
 /// Rank 0 is through with its part, and with the communicator, long before the others begin.
