@@ -116,9 +116,10 @@ struct DeviceRow {
   Engine engine = Engine::kernel;
 };
 
-// GPUs, one rank each. All of these fold in rank order, and so does what stands in for them.
+// GPUs, one rank each; a single one is shared by all. All of these fold in rank order, and so does what stands in for them.
 // Measured on 2026-11-21 with `trib bench allreduce --memory cuda`: 2 and 4 H200. On the day after
-// again for 2, up to 4 MiB and with TRIB_ENGINE=copy and kernel: docs/results.md has the figures.
+// again for 2, up to 4 MiB and with TRIB_ENGINE=copy and kernel, and slices above 4 MiB, on streams,
+// too: docs/results.md has the figures.
 // clang-format off
 constexpr DeviceRow kDevice[] = {
     {2,    32 * KiB,   "one_shot", true,  32,  1 * KiB},
@@ -126,8 +127,10 @@ constexpr DeviceRow kDevice[] = {
     {kAny, 96 * KiB,   "one_shot", true,  32,  1 * KiB},
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
-    {2,    32 * MiB,   "two_shot", false, 132, 16 * KiB},
+    {1,    kAll,       "two_shot", false, 132, 16 * KiB},
+    {2,    32 * MiB,   "two_shot", false, 132, 32 * KiB},
     {2,    kAll,       "two_shot", false, 132, 64 * MiB, Engine::copy},
+    {2,    kAll,       "two_shot", false, 132, 64 * KiB},
     {kAny, kAll,       "two_shot", false, 132, 16 * KiB},
 };
 constexpr DeviceRow kDeviceReduce[] = {
@@ -136,9 +139,12 @@ constexpr DeviceRow kDeviceReduce[] = {
     {kAny, 96 * KiB,   "one_shot", true,  32,  1 * KiB},
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
-    {kAny, 32768 * KiB, "two_shot", false, 132, 16 * KiB},
-    {kAny, 64 * MiB,   "rootless", false, 132, 16 * KiB},
+    {1,    kAll,       "two_shot", false, 132, 16 * KiB},
+    {2,    16 * MiB,   "one_shot", false, 132, 64 * KiB},
+    {2,    64 * MiB,   "one_shot", false, 132, 128 * KiB},
     {2,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
+    {2,    kAll,       "one_shot", false, 132, 128 * KiB},
+    {kAny, 32 * MiB,   "two_shot", false, 132, 16 * KiB},
     {kAny, kAll,       "rootless", false, 132, 16 * KiB},
 };
 // The reduce_scatters, and allgather, which moves as much from each rank to each.
@@ -147,8 +153,12 @@ constexpr DeviceRow kDeviceScatter[] = {
     {2,    256 * KiB,  "one_shot", false, 132, 4 * KiB},
     {kAny, 256 * KiB,  "one_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
-    {2,    32 * MiB,   "one_shot", false, 132, 16 * KiB},
+    {1,    kAll,       "one_shot", false, 132, 16 * KiB},
+    {2,    8 * MiB,    "one_shot", false, 132, 16 * KiB},
+    {2,    16 * MiB,   "one_shot", false, 132, 32 * KiB},
+    {2,    32 * MiB,   "one_shot", false, 132, 64 * KiB},
     {2,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
+    {2,    kAll,       "one_shot", false, 132, 128 * KiB},
     {kAny, kAll,       "one_shot", false, 132, 16 * KiB},
 };
 // Not measured yet.
