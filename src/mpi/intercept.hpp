@@ -25,14 +25,18 @@ int leave_to_mpi(const Call& call, Member& member, Decline reason, const Origina
 
 /// `original(passed)` makes the call in the MPI, with the buffers and the operator of `passed`.
 template <class Original>
-int intercept(const Call& call, Original original) noexcept {
+int intercept(const Call& call, Original original) {
+  bool is_in_mpi = false;
+  const auto mpis = [&](const Call& passed) {
+    return in_mpi(is_in_mpi, [&] { return original(passed); });
+  };
   try {
     Member* member = find_member(call.comm);
     if (!member || member->declined || member->wants_background) [[unlikely]] {
       member = make_member(call.comm);
-      if (!member) return original(call);  // the MPI says what is wrong
+      if (!member) return mpis(call);  // the MPI says what is wrong
       if (member->wants_background) prepare_background(*member);
-      if (member->declined) return leave_to_mpi(call, *member, *member->declined, original);
+      if (member->declined) return leave_to_mpi(call, *member, *member->declined, mpis);
     }
     if (!member->failure.empty()) [[unlikely]]
       throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
@@ -41,7 +45,7 @@ int intercept(const Call& call, Original original) noexcept {
       Request request;
       member->last_generation = 0;
       if (const auto reason = translate(call, member->rank, member->size, request)) [[unlikely]]
-        return leave_to_mpi(call, *member, *reason, original);
+        return leave_to_mpi(call, *member, *reason, mpis);
       member->last_request = request;
       member->last_call = call;
       // The content of recvcounts may change.
@@ -51,7 +55,8 @@ int intercept(const Call& call, Original original) noexcept {
     member->communicator->run(member->last_request);
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
-    return raise(call.comm, error);  // peers may be waiting for us: too late to fall back
+    // Peers may be waiting for us: too late to fall back.
+    return raise(call.comm, error, is_in_mpi);
   }
 }
 

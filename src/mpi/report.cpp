@@ -69,10 +69,11 @@ int code_for(int error_class, const std::string& text) {
 
 }  // namespace
 
-int raise(MPI_Comm comm, const std::exception& error) noexcept {
+int raise(MPI_Comm comm, const std::exception& error, bool is_in_mpi) {
+  const auto* const known = dynamic_cast<const Error*>(&error);
+  if (is_in_mpi && !known) throw;
   int code = MPI_ERR_OTHER;
   try {
-    const auto* known = dynamic_cast<const Error*>(&error);
     const bool is_argument = known && known->code() == Code::argument;
     std::string text = std::string("tributary: ") + error.what();
     // MPI_MAX_ERROR_STRING differs between the header of this build and the library that runs: 512

@@ -17,10 +17,10 @@ extern std::atomic<int> requests_held;
 
 /// Nonblocking. `original(call)` makes the call in the MPI.
 template <class Original>
-int post(const Call& call, MPI_Request* request, Original original) noexcept;
+int post(const Call& call, MPI_Request* request, Original original);
 /// Persistent: MPI_Allreduce_init and its like. Collective.
 template <class Original>
-int prepare(const Call& call, MPI_Request* request, Original original) noexcept;
+int prepare(const Call& call, MPI_Request* request, Original original);
 /// Persistent, left to an MPI that has no such call: by emulation.hpp. Collective. Throws Error.
 int emulate(const Call& call, MPI_Request* request);
 
@@ -71,51 +71,59 @@ int leave_request_to_mpi(const Call& call, Decline reason, MPI_Request* request,
 }
 
 template <class Original>
-int post(const Call& call, MPI_Request* request, Original original) noexcept {
+int post(const Call& call, MPI_Request* request, Original original) {
+  bool is_in_mpi = false;
+  const auto mpis = [&](const Call& passed) {
+    return in_mpi(is_in_mpi, [&] { return original(passed); });
+  };
   try {
     Member* const member = look_up_member(call.comm);
-    if (!member || !request) return original(call);  // the MPI says what is wrong
+    if (!member || !request) return mpis(call);  // the MPI says what is wrong
     member->has_used_requests = true;
     if (member->declined && *member->declined != Decline::not_set_up)
-      return leave_request_to_mpi(call, *member->declined, request, original);
+      return leave_request_to_mpi(call, *member->declined, request, mpis);
     if (!member->failure.empty()) [[unlikely]]
       throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
     Request reduction;
     if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]]
-      return leave_request_to_mpi(call, *reason, request, original);
+      return leave_request_to_mpi(call, *reason, request, mpis);
     if (member->has_no_background) [[unlikely]]
-      return leave_request_to_mpi(call, Decline::no_memory, request, original);
+      return leave_request_to_mpi(call, Decline::no_memory, request, mpis);
     if (member->declined || !post(call, *member, reduction, request)) [[unlikely]] {
       if (!member->wants_background) ++wanting;
       member->wants_background = true;
-      return leave_request_to_mpi(call, Decline::not_set_up, request, original);
+      return leave_request_to_mpi(call, Decline::not_set_up, request, mpis);
     }
     member->was_left_to_mpi = false;
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
-    return raise(call.comm, error);
+    return raise(call.comm, error, is_in_mpi);
   }
 }
 
 template <class Original>
-int prepare(const Call& call, MPI_Request* request, Original original) noexcept {
+int prepare(const Call& call, MPI_Request* request, Original original) {
+  bool is_in_mpi = false;
+  const auto mpis = [&](const Call& passed) {
+    return in_mpi(is_in_mpi, [&] { return original(passed); });
+  };
   try {
     Member* const member = make_member(call.comm);
-    if (!member || !request) return original(call);  // the MPI says what is wrong
+    if (!member || !request) return mpis(call);  // the MPI says what is wrong
     member->has_used_requests = true;
-    if (member->declined) return leave_request_to_mpi(call, *member->declined, request, original);
+    if (member->declined) return leave_request_to_mpi(call, *member->declined, request, mpis);
     if (!member->failure.empty()) [[unlikely]]
       throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
     Request reduction;
     if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]] {
       member->communicator->note_declined(call.collective, *reason);
-      return leave_request_to_mpi(call, *reason, request, original);
+      return leave_request_to_mpi(call, *reason, request, mpis);
     }
     if (!prepare(call, *member, reduction, request))
-      return leave_request_to_mpi(call, Decline::no_memory, request, original);
+      return leave_request_to_mpi(call, Decline::no_memory, request, mpis);
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
-    return raise(call.comm, error);
+    return raise(call.comm, error, is_in_mpi);
   }
 }
 

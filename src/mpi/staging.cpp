@@ -626,15 +626,17 @@ std::array<Word, 7> words_of(const Call& call) {
 void count_staged_reduction() { count_staged(/*is_reduction=*/true); }
 
 int call_with_buffers_on_host(Entry entry, const Prototype& prototype, int width,
-                              std::span<Word> words) noexcept {
+                              std::span<Word> words) {
   const Library& mpi = library();
   const MPI_Comm comm =
       prototype.has('c') ? from_word<MPI_Comm>(words[prototype.at('c')]) : MPI_COMM_SELF;
+  bool is_in_mpi = false;
+  const auto mpis = [&] { return in_mpi(is_in_mpi, [&] { return mpi.call_with(entry, words); }); };
   try {
     sweep_staged();
     const DeviceBackend* const device = device_beyond_mpi();
     auto copies = device ? HostCopies::make(*device, prototype, width, words) : nullptr;
-    if (!copies) return mpi.call_with(entry, words);
+    if (!copies) return mpis();
     count_staged(/*is_reduction=*/false);
     const bool is_persistent = prototype.has('Q');
     if (!is_persistent) copies->load();
@@ -645,7 +647,7 @@ int call_with_buffers_on_host(Entry entry, const Prototype& prototype, int width
       if (word == to_word(MPI_STATUS_IGNORE)) word = to_word(&own);
       status = reinterpret_cast<const MPI_Status*>(word);
     }
-    const int result = mpi.call_with(entry, words);
+    const int result = mpis();
     if (result != MPI_SUCCESS) return result;
     if (is_persistent || prototype.has('q'))
       return keep(std::move(copies), is_persistent, comm,
@@ -653,7 +655,7 @@ int call_with_buffers_on_host(Entry entry, const Prototype& prototype, int width
     copies->fetch(status);
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
-    return raise(comm, error);
+    return raise(comm, error, is_in_mpi);
   }
 }
 

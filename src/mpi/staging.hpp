@@ -101,6 +101,6 @@ int with_buffers_on_host(const Call& call, MPI_Request* request, const Original&
 
 /// Makes the call of `entry`, whose arguments are `words`, with buffers that the MPI can reach.
 int call_with_buffers_on_host(Entry entry, const Prototype& prototype, int width,
-                              std::span<Word> words) noexcept;
+                              std::span<Word> words);
 
 }  // namespace trib::mpi

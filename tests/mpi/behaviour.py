@@ -151,6 +151,7 @@ def disagreement(context: Context) -> None:
         "counts",
         "first",
         "large-count",
+        "throws",
         "agree",
     ):
         for ranks in (2, 3):

@@ -3,6 +3,7 @@
 // never comes. One case per run, as the communicator is unusable afterwards.
 #include <chrono>
 #include <csignal>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -12,6 +13,12 @@ namespace {
 
 int handler_calls;
 void handler(MPI_Comm*, int*, ...) { ++handler_calls; }
+
+struct Thrown : std::exception {};
+void throwing_handler(MPI_Comm*, int*, ...) {
+  ++handler_calls;
+  throw Thrown();
+}
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -66,6 +73,36 @@ int main(int argc, char** argv) {
     status = post_and_end(true);
     CHECK(status == MPI_SUCCESS, "");
     MPI_Barrier(comm);
+  }
+  if (what == "throws") {  // the handler, in an error of the MPI's and in one of ours
+    MPI_Errhandler throwing;
+    MPI_Comm_create_errhandler(throwing_handler, &throwing);
+    MPI_Comm_set_errhandler(comm, throwing);
+    const auto is_caught = [&](auto&& call) {
+      handler_calls = 0;
+      try {
+        call();
+      } catch (const Thrown&) {
+        return true;
+      }
+      return false;
+    };
+    MPI_Request request;
+    CHECK(is_caught(
+              [&] { MPI_Reduce(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, -7, comm); }) &&
+              handler_calls == 1,
+          "%d calls", handler_calls);
+    CHECK(is_caught([&] {
+            MPI_Ireduce(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, -7, comm, &request);
+          }) &&
+              handler_calls == 1,
+          "%d calls", handler_calls);
+    CHECK(is_caught([&] { reduce(odd ? count + 1 : count); }) && handler_calls == 1, "%d calls",
+          handler_calls);
+    MPI_Errhandler_free(&throwing);
+    MPI_Errhandler_free(&errhandler);
+    MPI_Finalize();
+    return 0;
   }
   std::vector<std::string> expected;  // in the text
   int expected_class = MPI_ERR_ARG;
