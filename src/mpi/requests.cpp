@@ -306,6 +306,7 @@ void sweep() {
 
 bool post(const Call& call, Member& member, const Request& reduction, MPI_Request* request) {
   if (!member.communicator->can_post()) return false;
+  sweep();
   Handle* const handle = take();
   if (!handle) return false;
   handle->comm = call.comm;

@@ -707,6 +707,37 @@ void persistent_free_active() {
   for (int i = 0; i < 3; ++i) MPI_Barrier(comm);
 }
 
+/// The same with nonblocking ones, which MPI forbids and programs do. Memory does not grow.
+void free_active() {
+  if (!is_served_here() || size == 1) return;
+  const Dup comm;
+  constexpr int kBatches = 40, kBatch = 500;
+  std::vector<int> sums(kBatch);
+  long before = 0;
+  Reduction ready(comm, int_sum(1));  // the first may be the MPI's
+  MPI_Request request;
+  ready.fill(0);
+  ready.post(&request);
+  MPI_Wait(&request, MPI_STATUS_IGNORE);
+  MPI_Barrier(comm);
+  for (int batch = 0; batch < kBatches; ++batch) {
+    std::fill(sums.begin(), sums.end(), -1);
+    for (int& sum : sums) {
+      MPI_Iallreduce(&batch, &sum, 1, MPI_INT, MPI_SUM, comm, &request);
+      MPI_Request_free(&request);
+      EXPECT(request == MPI_REQUEST_NULL, "batch %d", batch);
+    }
+    for (int i = 0, sum; i < 16; ++i) {  // on every lane: those before them are done then
+      MPI_Iallreduce(&batch, &sum, 1, MPI_INT, MPI_SUM, comm, &request);
+      MPI_Wait(&request, MPI_STATUS_IGNORE);
+    }
+    for (const int sum : sums) EXPECT(sum == batch * size, "batch %d: %d", batch, sum);
+    if (batch == 1) before = resident_kib();
+  }
+  const long grown = resident_kib() - before;
+  EXPECT(grown <= 4096, "resident memory grew by %ld KiB", grown);
+}
+
 /// The communicator is freed before the first start, while an operation runs, or after one.
 void persistent_comm_freed() {
   for (const int count : {30, 30000})
@@ -1027,6 +1058,7 @@ constexpr Section kSections[] = {
     {"persistent-often", persistent_often},
     // MPICH 5.0.2, Intel MPI 2021.18: crash in a later call. Open MPI 5.0: MPI_ERR_REQUEST.
     {"persistent-free-active", persistent_free_active, [] { return true; }},
+    {"free-active", free_active, [] { return true; }},
     // Open MPI 5.0: libnbc goes on to use the communicator that is no more, and crashes.
     {"persistent-comm-freed", persistent_comm_freed, is_open_mpi},
 #endif
