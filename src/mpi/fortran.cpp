@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstring>
 
 #include "mpi/allocations.hpp"
 #include "mpi/intercept.hpp"
@@ -87,6 +88,19 @@ void* address(void* argument) {
   return argument;
 }
 
+/// Open MPI can be built for programs whose INTEGER has 8 bytes (-fdefault-integer-8): their calls
+/// are the MPI's.
+bool is_integer_int() {
+  static std::atomic<int> bytes{0};  // 0: not asked yet
+  if (bytes.load(std::memory_order_relaxed) == 0) {
+    int size = 0;
+    if (!is_world_running() && open_sessions == 0) return true;  // the MPI cannot say
+    library().Type_size(MPI_INTEGER, &size);
+    bytes.store(size, std::memory_order_relaxed);
+  }
+  return bytes.load(std::memory_order_relaxed) == sizeof(int);
+}
+
 /// Arguments as Fortran passes them: by reference, handles as numbers. `ierror` is null where an
 /// mpi_f08 program left it out.
 struct Arguments {
@@ -110,7 +124,7 @@ void enter(const FortranFunction& original, const Arguments& arguments) {
       original(in, out, count, dtype, op, comm, ierror);
   };
   const Library& mpi = library();
-  if (!mpi.is_ours) return pass_on();
+  if (!mpi.is_ours || !is_integer_int()) return pass_on();
   const Call call{.collective = collective,
                   .in = address(in),
                   .out = address(out),
@@ -139,10 +153,15 @@ void enter(const FortranFunction& original, const Arguments& arguments) {
   if (ierror && !is_passed_on) *ierror = status;
 }
 
+void free_memory(const FortranFunction& original, void* block, int* ierror) {
+  if (!free_shared(block)) return original(block, ierror);
+  if (ierror) std::memset(ierror, 0, is_integer_int() ? sizeof(int) : 8);  // MPI_SUCCESS
+}
+
 void free_communicator(const FortranFunction& original, int* comm, int* ierror) {
   const Library& mpi = library();
   if (!mpi.is_ours) return original(comm, ierror);
-  const Freeing freeing(mpi.Comm_f2c(*comm));
+  const Freeing freeing(mpi.Comm_f2c(*comm));  // of an INTEGER of 8 bytes, the lower half
   original(comm, ierror);
 }
 
@@ -201,11 +220,10 @@ void mpi_finalize_(int* ierror) {
 }
 TRIB_ALIASES(mpi_finalize, MPI_FINALIZE, (int*))
 
-#define TRIB_FREE_MEM(name, ...)                                        \
-  void name(void* block, int* ierror) {                                 \
-    static constinit FortranFunction original(__VA_ARGS__);             \
-    if (!trib::mpi::free_shared(block)) return original(block, ierror); \
-    if (ierror) *ierror = MPI_SUCCESS;                                  \
+#define TRIB_FREE_MEM(name, ...)                            \
+  void name(void* block, int* ierror) {                     \
+    static constinit FortranFunction original(__VA_ARGS__); \
+    trib::mpi::free_memory(original, block, ierror);        \
   }
 TRIB_FREE_MEM(mpi_free_mem_, TRIB_SPELLINGS(mpi_free_mem, MPI_FREE_MEM))
 TRIB_ALIASES(mpi_free_mem, MPI_FREE_MEM, (void*, int*))
