@@ -914,6 +914,7 @@ constexpr DeclineText kDeclineTexts[kDeclines] = {
     {"no_memory", "no shared memory"},
     {"not_set_up", "nonblocking, before a blocking call"},
     {"being_freed", "communicator that is being freed"},
+    {"passed_by", "nonblocking, and MPI_Wait leads elsewhere"},
 };
 
 }  // namespace

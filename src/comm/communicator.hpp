@@ -36,8 +36,9 @@ enum class Decline : std::uint8_t {
   no_memory,      ///< no shared memory could be had
   not_set_up,     ///< nonblocking, before the ranks had an occasion to meet
   being_freed,    ///< in a callback of MPI_Comm_free
+  passed_by,      ///< not blocking, and waits for it may not come here
 };
-inline constexpr int kDeclines = 11;
+inline constexpr int kDeclines = 12;
 const char* name(Decline reason);  ///< "user_operator"
 const char* text(Decline reason);  ///< "user-defined operator"
 

@@ -77,13 +77,17 @@ const Settings& read_settings_once() {
 }
 
 /// A setting that is wrong on one rank is an error on all, as the others would wait for it.
-void agree_on_settings(Bootstrap& bootstrap) {
+/// Fills in what else is to be the same on all.
+void agree_on_settings(Bootstrap& bootstrap, Member& member) {
   struct Report {
     char failure[256];
+    bool is_passed_by;
   } mine = {};
+  mine.is_passed_by = !what_passes_by().empty();
   std::strncpy(mine.failure, read_settings_once().failure.c_str(), sizeof mine.failure - 1);
   std::vector<Report> all(static_cast<std::size_t>(bootstrap.size()));
   bootstrap.exchange(&mine, all.data(), sizeof mine);
+  for (const Report& report : all) member.is_passed_by = member.is_passed_by || report.is_passed_by;
   if (mine.failure[0]) throw Error(Code::argument, read_settings_once().failure);
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     if (all[rank].failure[0])
@@ -96,7 +100,7 @@ void set_up(MPI_Comm comm, Member& member) {
   auto bootstrap = std::make_unique<MpiBootstrap>(comm, member.rank, member.size, config.timeout);
   MpiBootstrap* const its_bootstrap = bootstrap.get();
   try {
-    agree_on_settings(*bootstrap);
+    agree_on_settings(*bootstrap, member);
     member.communicator = std::make_shared<Communicator>(std::move(bootstrap), config);
     member.bootstrap = its_bootstrap;
   } catch (const std::exception& error) {
@@ -164,7 +168,8 @@ Member* make_member(MPI_Comm comm) {
 void prepare_background(Member& member) {
   if (member.wants_background) --wanting;
   member.wants_background = false;
-  if (!member.declined && member.communicator && !member.communicator->can_post())
+  if (!member.declined && !member.is_passed_by && member.communicator &&
+      !member.communicator->can_post())
     member.has_no_background = !member.communicator->open_background();
 }
 

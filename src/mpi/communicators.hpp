@@ -37,6 +37,7 @@ struct Member {
   /// settle() is to do it. The same on all ranks, like all that depends on the order of calls.
   bool wants_background = false;
   bool has_no_background = false;  ///< there was no memory for them
+  bool is_passed_by = false;       ///< on some rank, see what_passes_by(): then none are served
   bool has_used_requests = false;  ///< nonblocking or persistent reductions
 };
 

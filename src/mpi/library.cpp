@@ -213,17 +213,32 @@ int Library::missing(Entry entry) {
   return MPI_ERR_OTHER;
 }
 
-void check_is_in_front() {
-  void* const start = dlsym(RTLD_DEFAULT, "MPI_Start");
-  Dl_info its{}, ours{}, program{};
-  if (!start || dladdr(start, &its) == 0) return;  // all is private, as in a module of Python
+std::string what_passes_by() {
+  Dl_info ours{}, program{};
   dladdr(&found_library, &ours);
-  // A program may have an entry of its own for a function whose address it takes.
   dladdr(reinterpret_cast<void*>(getauxval(AT_ENTRY)), &program);
-  if (its.dli_fbase != ours.dli_fbase && its.dli_fbase != program.dli_fbase)
-    throw Error(Code::argument, std::string("MPI_Start leads to ") + its.dli_fname +
-                                    " instead of " + ours.dli_fname +
-                                    ": link the latter before the MPI, or preload it");
+  for (const char* const name :
+       {"MPI_Start", "MPI_Wait", "MPI_Waitall", "MPI_Waitany", "MPI_Waitsome", "MPI_Test",
+        "MPI_Testall", "MPI_Testany", "MPI_Testsome"}) {
+    void* const function = dlsym(RTLD_DEFAULT, name);
+    Dl_info its{};
+    const ElfW(Sym)* symbol = nullptr;
+    if (!function ||
+        dladdr1(function, &its, const_cast<void**>(reinterpret_cast<const void**>(&symbol)),
+                RTLD_DL_SYMENT) == 0)
+      continue;  // all is private, as in a module of Python
+    if (its.dli_fbase == ours.dli_fbase) continue;
+    // A program may have an entry of its own for a function whose address it takes: not a
+    // definition.
+    if (its.dli_fbase == program.dli_fbase && symbol && symbol->st_shndx == SHN_UNDEF) continue;
+    return std::string(name) + " leads to " + its.dli_fname + " instead of " + ours.dli_fname;
+  }
+  return {};
+}
+
+void check_is_in_front() {
+  if (const std::string what = what_passes_by(); !what.empty())
+    throw Error(Code::argument, what + ": link the latter before the MPI, or preload it");
 }
 
 void* predefined(const char* symbol) {

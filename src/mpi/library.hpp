@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <span>
+#include <string>
 
 #include "comm/request.hpp"
 #include "mpi/mpi_header.hpp"
@@ -106,8 +107,11 @@ inline const Library& library() {
 /// Whether this is a rank of a job that `trib run` was to start with several.
 bool is_asked_for_many_ranks();
 
-/// Throws Error if MPI_Start of the program does not come here first: where the program is linked
-/// with the MPI before this library, or a tool stands in between.
+/// Empty where what the program calls to start requests, wait for them and test them comes here
+/// first. Otherwise says what does not: where the program is linked with the MPI before this
+/// library, or a tool takes these calls to the MPI's PMPI_ functions.
+std::string what_passes_by();
+/// Throws Error if that is not empty.
 void check_is_in_front();
 
 /// Throws Error if an MPI function failed.

@@ -5,9 +5,11 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "base/log.hpp"
 #include "mpi/bootstrap.hpp"
 #include "mpi/emulation.hpp"
 #include "mpi/hints.hpp"
@@ -304,6 +306,16 @@ void sweep() {
   }
 }
 
+void warn_of_passing_by(const Member& member) {
+  static std::atomic<bool> is_said{false};
+  if (member.rank != 0 || is_said.exchange(true, std::memory_order_relaxed)) return;
+  const std::string here = what_passes_by();
+  log(Config::Log::warn,
+      "nonblocking and persistent reductions are left to the MPI, as waits for them would not "
+      "be seen: " +
+          (here.empty() ? "on another rank MPI_Wait or its like leads elsewhere" : here));
+}
+
 bool post(const Call& call, Member& member, const Request& reduction, MPI_Request* request) {
   if (!member.communicator->can_post()) return false;
   sweep();
@@ -324,8 +336,6 @@ bool post(const Call& call, Member& member, const Request& reduction, MPI_Reques
 }
 
 bool prepare(const Call& call, Member& member, const Request& reduction, MPI_Request* request) {
-  if (!library().has(reduction_entry(Form::persistent, call.width, call.collective)))
-    check_is_in_front();
   sweep();
   Handle* const handle = take();
   if (!handle) return false;

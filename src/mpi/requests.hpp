@@ -57,6 +57,9 @@ void forget_requests() noexcept;
 
 // --------------------------------------------------------------------------------- implementation
 
+/// Says once that requests on `member` are the MPI's.
+void warn_of_passing_by(const Member& member);
+
 /// Takes the call's request in hand. False: the MPI has to make the call.
 bool post(const Call& call, Member& member, const Request& reduction, MPI_Request* request);
 bool prepare(const Call& call, Member& member, const Request& reduction, MPI_Request* request);
@@ -87,6 +90,10 @@ int post(const Call& call, MPI_Request* request, Original original) {
     Request reduction;
     if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]]
       return leave_request_to_mpi(call, *reason, request, mpis);
+    if (member->is_passed_by) [[unlikely]] {
+      warn_of_passing_by(*member);
+      return leave_request_to_mpi(call, Decline::passed_by, request, mpis);
+    }
     if (member->has_no_background) [[unlikely]]
       return leave_request_to_mpi(call, Decline::no_memory, request, mpis);
     if (member->declined || !post(call, *member, reduction, request)) [[unlikely]] {
@@ -118,6 +125,10 @@ int prepare(const Call& call, MPI_Request* request, Original original) {
     if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]] {
       member->communicator->note_declined(call.collective, *reason);
       return leave_request_to_mpi(call, *reason, request, mpis);
+    }
+    if (member->is_passed_by) [[unlikely]] {
+      warn_of_passing_by(*member);
+      return leave_request_to_mpi(call, Decline::passed_by, request, mpis);
     }
     if (!prepare(call, *member, reduction, request))
       return leave_request_to_mpi(call, Decline::no_memory, request, mpis);

@@ -272,6 +272,19 @@ def tuning(context: Context) -> None:
         expect(result.output.count(warning) == 1 and result.output.count("tributary") == 1, result)
 
 
+def tool_in_front(context: Context) -> None:
+    """Where a tool takes MPI_Wait to the MPI's own, requests are the MPI's, and a warning says so; blocking calls are served."""
+    tool = context.programs / f"libmpi_tool_{context.suffix}.so"
+    preload = f"{tool}:{context.mpi.preload}"
+    program = [context.program("requests"), "first", "nonblocking", "progress-in-set-up"]
+    result = context.run(2, program, preload=preload, env={"TRIB_STATS": "1"})
+    expect(result.status == 0, result)
+    expect(result.output.count("MPI_Wait leads to") == 1, result)
+    expect("nonblocking, and MPI_Wait leads elsewhere" in result.output, result)
+    result = context.run(2, [context.program("communicators")], preload=preload)
+    expect(result.status == 0 and "MPI_Wait" not in result.output, result)
+
+
 def private_mpi(context: Context) -> None:
     """An MPI that is loaded later, privately, is found, and serves."""
     module = str(context.programs / f"libmpi_private_{context.suffix}.so")
@@ -328,6 +341,7 @@ CHECKS: dict[str, Callable[[Context], None]] = {
         killed,
         gpu_killed,
         tuning,
+        tool_in_front,
         private_mpi,
     )
 }
