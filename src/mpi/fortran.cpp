@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Open MPI's Fortran functions call PMPI_ straight away, so that they are replaced as well: mpif.h
 // and the mpi module (four spellings of a name, as compilers differ) and mpi_f08. Fortran of the
-// MPICH family calls MPI_, which is intercept.cpp's, but for one: MPI_Finalize of MPICH 4.0's
-// mpi_f08. The wheel of Open MPI has no Fortran; Debian's has.
+// MPICH family calls MPI_, which is intercept.cpp's, but for those without buffers in mpi_f08 of
+// MPICH 4.0. The wheel of Open MPI has no Fortran; Debian's has.
 #include <dlfcn.h>
 
 #include <array>
@@ -47,6 +47,21 @@ void finalize_fortran(const Original& original, int* ierror) {
     return MPI_SUCCESS;
   });
 }
+
+#if TRIB_MPI_OPENMPI || TRIB_MPI_MPICH
+
+void free_communicator(const FortranFunction& original, int* comm, int* ierror) {
+  const Library& mpi = library();
+  if (!mpi.is_ours) return original(comm, ierror);
+#if TRIB_MPI_OPENMPI
+  const Freeing freeing(mpi.Comm_f2c(*comm));  // of an INTEGER of 8 bytes, the lower half
+#else
+  const Freeing freeing(*comm);
+#endif
+  original(comm, ierror);
+}
+
+#endif
 
 #if TRIB_MPI_OPENMPI
 
@@ -158,13 +173,6 @@ void free_memory(const FortranFunction& original, void* block, int* ierror) {
   if (ierror) std::memset(ierror, 0, is_integer_int() ? sizeof(int) : 8);  // MPI_SUCCESS
 }
 
-void free_communicator(const FortranFunction& original, int* comm, int* ierror) {
-  const Library& mpi = library();
-  if (!mpi.is_ours) return original(comm, ierror);
-  const Freeing freeing(mpi.Comm_f2c(*comm));  // of an INTEGER of 8 bytes, the lower half
-  original(comm, ierror);
-}
-
 #endif  // TRIB_MPI_OPENMPI
 
 }  // namespace
@@ -178,6 +186,18 @@ extern "C" void mpi_finalize_f08_(int* ierror) {
   static constinit FortranFunction original({"mpi_finalize_f08_", nullptr, nullptr, nullptr});
   trib::mpi::finalize_fortran(original, ierror);
 }
+
+#if TRIB_MPI_OPENMPI || TRIB_MPI_MPICH
+
+#define TRIB_FREE_COMM_F08(name)                                                   \
+  extern "C" void name(int* comm, int* ierror) {                                   \
+    static constinit FortranFunction original({#name, nullptr, nullptr, nullptr}); \
+    trib::mpi::free_communicator(original, comm, ierror);                          \
+  }
+TRIB_FREE_COMM_F08(mpi_comm_free_f08_)
+TRIB_FREE_COMM_F08(mpi_comm_disconnect_f08_)
+
+#endif
 
 #if TRIB_MPI_OPENMPI
 
@@ -229,16 +249,12 @@ TRIB_FREE_MEM(mpi_free_mem_, TRIB_SPELLINGS(mpi_free_mem, MPI_FREE_MEM))
 TRIB_ALIASES(mpi_free_mem, MPI_FREE_MEM, (void*, int*))
 TRIB_FREE_MEM(mpi_free_mem_f08_, {"mpi_free_mem_f08_", nullptr, nullptr, nullptr})
 
-#define TRIB_FREE_COMM(lower, upper)                                                        \
-  void lower##_(int* comm, int* ierror) {                                                   \
-    static constinit FortranFunction original(TRIB_SPELLINGS(lower, upper));                \
-    trib::mpi::free_communicator(original, comm, ierror);                                   \
-  }                                                                                         \
-  TRIB_ALIASES(lower, upper, (int*, int*))                                                  \
-  void lower##_f08_(int* comm, int* ierror) {                                               \
-    static constinit FortranFunction original({#lower "_f08_", nullptr, nullptr, nullptr}); \
-    trib::mpi::free_communicator(original, comm, ierror);                                   \
-  }
+#define TRIB_FREE_COMM(lower, upper)                                         \
+  void lower##_(int* comm, int* ierror) {                                    \
+    static constinit FortranFunction original(TRIB_SPELLINGS(lower, upper)); \
+    trib::mpi::free_communicator(original, comm, ierror);                    \
+  }                                                                          \
+  TRIB_ALIASES(lower, upper, (int*, int*))
 TRIB_FREE_COMM(mpi_comm_free, MPI_COMM_FREE)
 TRIB_FREE_COMM(mpi_comm_disconnect, MPI_COMM_DISCONNECT)
 }
