@@ -13,6 +13,7 @@
 #include "mpi/intercept.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
+#include "mpi/requests.hpp"
 
 namespace trib::mpi {
 
@@ -60,6 +61,15 @@ void free_communicator(const FortranFunction& original, int* comm, int* ierror) 
 #endif
   original(comm, ierror);
 }
+
+#endif
+
+#if TRIB_MPI_MPICH
+
+struct PassedBy {
+  PassedBy() { is_passed_by_f08 = true; }
+  ~PassedBy() { is_passed_by_f08 = false; }
+};
 
 #endif
 
@@ -196,6 +206,42 @@ extern "C" void mpi_finalize_f08_(int* ierror) {
   }
 TRIB_FREE_COMM_F08(mpi_comm_free_f08_)
 TRIB_FREE_COMM_F08(mpi_comm_disconnect_f08_)
+
+#endif
+
+#if TRIB_MPI_MPICH
+
+// mpi_f08 of MPICH 4.0 begins these with MPI_, and waits for them with PMPI_. All arguments are
+// addresses.
+#define TRIB_PASSED_BY(name, parameters, ...)                                      \
+  extern "C" void name parameters {                                                \
+    static constinit FortranFunction original({#name, nullptr, nullptr, nullptr}); \
+    const trib::mpi::PassedBy passed_by;                                           \
+    original(__VA_ARGS__);                                                         \
+  }
+#define TRIB_PASSED_BY_8(name)                                                                   \
+  TRIB_PASSED_BY(name, (void* a, void* b, void* c, void* d, void* e, void* f, void* g, void* h), \
+                 a, b, c, d, e, f, g, h)
+#define TRIB_PASSED_BY_9(name)                                                                    \
+  TRIB_PASSED_BY(                                                                                 \
+      name, (void* a, void* b, void* c, void* d, void* e, void* f, void* g, void* h, void* i), a, \
+      b, c, d, e, f, g, h, i)
+#define TRIB_PASSED_BY_10(name)                                                                   \
+  TRIB_PASSED_BY(                                                                                 \
+      name,                                                                                       \
+      (void* a, void* b, void* c, void* d, void* e, void* f, void* g, void* h, void* i, void* j), \
+      a, b, c, d, e, f, g, h, i, j)
+#define TRIB_PASSED_BY_FORMS(suffix)                   \
+  TRIB_PASSED_BY_8(mpi_iallreduce_##suffix)            \
+  TRIB_PASSED_BY_9(mpi_ireduce_##suffix)               \
+  TRIB_PASSED_BY_8(mpi_ireduce_scatter_##suffix)       \
+  TRIB_PASSED_BY_8(mpi_ireduce_scatter_block_##suffix) \
+  TRIB_PASSED_BY_9(mpi_allreduce_init_##suffix)        \
+  TRIB_PASSED_BY_10(mpi_reduce_init_##suffix)          \
+  TRIB_PASSED_BY_9(mpi_reduce_scatter_init_##suffix)   \
+  TRIB_PASSED_BY_9(mpi_reduce_scatter_block_init_##suffix)
+TRIB_PASSED_BY_FORMS(f08ts_)
+TRIB_PASSED_BY_FORMS(f08ts_large_)
 
 #endif
 

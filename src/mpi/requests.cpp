@@ -19,6 +19,7 @@
 namespace trib::mpi {
 
 std::atomic<int> requests_held;
+constinit thread_local bool is_passed_by_f08 = false;
 
 namespace {
 

@@ -11,6 +11,10 @@
 
 namespace trib::mpi {
 
+/// Set while this thread makes a call in mpi_f08 of the MPICH family, whose MPI_Wait and the like
+/// are not seen here: the requests have to be the MPI's.
+extern constinit thread_local bool is_passed_by_f08;
+
 /// Requests of ours that the program holds. While there are none, every call goes straight to the
 /// MPI.
 extern std::atomic<int> requests_held;
@@ -90,6 +94,7 @@ int post(const Call& call, MPI_Request* request, Original original) {
     Request reduction;
     if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]]
       return leave_request_to_mpi(call, *reason, request, mpis);
+    if (is_passed_by_f08) return leave_request_to_mpi(call, Decline::passed_by, request, mpis);
     if (member->is_passed_by) [[unlikely]] {
       warn_of_passing_by(*member);
       return leave_request_to_mpi(call, Decline::passed_by, request, mpis);
@@ -126,6 +131,7 @@ int prepare(const Call& call, MPI_Request* request, Original original) {
       member->communicator->note_declined(call.collective, *reason);
       return leave_request_to_mpi(call, *reason, request, mpis);
     }
+    if (is_passed_by_f08) return leave_request_to_mpi(call, Decline::passed_by, request, mpis);
     if (member->is_passed_by) [[unlikely]] {
       warn_of_passing_by(*member);
       return leave_request_to_mpi(call, Decline::passed_by, request, mpis);

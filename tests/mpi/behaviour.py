@@ -76,6 +76,7 @@ def bind_now(context: Context) -> None:
         r"|MPI_I?[BSR]?send(_init)?(_c)?|MPI_I?(M?recv|Sendrecv|Sendrecv_replace)(_c)?|MPI_Recv_init(_c)?|MPI_Reduce_local(_c)?"
         r"|MPI_(Comm_dup|Comm_dup_with_info|Comm_split|Comm_split_type|Comm_free|Comm_disconnect)"
         r"|MPI_(Session_init|Session_finalize|Init|Init_thread|Finalize)"
+        r"|mpi_(i(allreduce|reduce|reduce_scatter|reduce_scatter_block)|(allreduce|reduce|reduce_scatter|reduce_scatter_block)_init)_f08ts_(large_)?"
         r"|(mpi_|MPI_)(allreduce|reduce|reduce_scatter|reduce_scatter_block|finalize|free_mem|comm_free|comm_disconnect)(_|__|_f08_)?|trib_\w+)",
         re.IGNORECASE,
     )

@@ -1,4 +1,5 @@
 ! SPDX-License-Identifier: BSD-3-Clause
+#define REQUEST_T integer
 #define OP_T integer
 subroutine add_up(in, inout, n, datatype)
   implicit none

@@ -1,4 +1,5 @@
 ! SPDX-License-Identifier: BSD-3-Clause
+#define REQUEST_T type(MPI_Request)
 #define OP_T type(MPI_Op)
 #define OPTIONAL_IERROR
 subroutine add_up(in, inout, n, datatype)
