@@ -76,7 +76,9 @@ typedef int (*trib_exchange)(void* context, const void* mine, void* all, size_t 
 trib_result trib_comm_create(trib_comm** comm, int rank, int size, trib_exchange exchange,
                              void* context);
 
-/* Waits for the operations that were enqueued. Collective, unless the communicator failed. */
+/* Waits for the operations that were enqueued. Collective, unless the communicator failed: ranks that
+ * are threads of one process call it each from its own thread, and all ranks destroy communicators in
+ * the same order. It waits a minute for ranks that do not. */
 trib_result trib_comm_destroy(trib_comm* comm);
 
 /* Ends what runs on the device and makes the communicator unusable here and, soon, at the peers. Any

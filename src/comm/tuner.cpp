@@ -197,6 +197,14 @@ class Tuner {
     finding.seconds = measured.seconds[best];
     finding.default_seconds = measured.seconds[0];
     finding.least_seconds = finding.seconds;
+    std::size_t kernel = choices_.size();
+    for (std::size_t way = 0; way < choices_.size(); ++way) {
+      const double seconds = measured.seconds[way];
+      if (is_driven_by_host(choices_[way].engine) || seconds <= 0 || seconds >= kNoRoom) continue;
+      if (kernel == choices_.size() || seconds < measured.seconds[kernel]) kernel = way;
+    }
+    if (is_driven_by_host(choices_[best].engine) && kernel < choices_.size())
+      finding.kernel = Variant::of(choices_[kernel]);
     for (std::size_t way = 0; way < choices_.size(); ++way) {
       const double seconds = measured.seconds[way];
       if (seconds <= 0 || seconds >= kNoRoom) continue;

@@ -74,9 +74,12 @@ bool Findings::has_row(const Key& key, const Config& config) const {
 
 Choice Findings::choose(const Key& key, const Config& config, const Choice& otherwise) const {
   const Finding* const found = find(key, config);
-  if (found == nullptr || found->is_default) return otherwise;
-  const Choice choice = found->best.choice();
-  return is_permitted(choice, key, config) ? choice : otherwise;
+  if (found == nullptr) return otherwise;
+  const Choice best = found->best.choice();
+  if (is_permitted(best, key, config)) return found->is_default ? otherwise : best;
+  if (found->kernel.algorithm[0] == '\0') return otherwise;
+  const Choice kernel = found->kernel.choice();
+  return is_permitted(kernel, key, config) ? kernel : otherwise;
 }
 
 }  // namespace trib

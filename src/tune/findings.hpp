@@ -38,6 +38,9 @@ struct Finding {
   // What is best there, unless nothing is better than the default's choice by a margin.
   bool is_default = true;
   Variant best;
+  /// For calls that cannot have the engine of the best: the best of the kernels. No algorithm: the
+  /// best is one of them.
+  Variant kernel;
   // Seconds of a call: of `best`, of the default's choice, and the least of all candidates.
   double seconds = 0, default_seconds = 0, least_seconds = 0;
 };

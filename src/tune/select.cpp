@@ -116,10 +116,10 @@ struct DeviceRow {
   Engine engine = Engine::kernel;
 };
 
-// GPUs, one rank each; a single one is shared by all. All of these fold in rank order, and so does what stands in for them.
-// Measured on 2026-11-21 with `trib bench allreduce --memory cuda`: 2 and 4 H200. On the day after
-// again for 2, up to 4 MiB and with TRIB_ENGINE=copy and kernel, and slices above 4 MiB, on streams,
-// too: docs/results.md has the figures.
+// GPUs, one rank each; a single one is shared by all. All of these fold in rank order, and so does
+// what stands in for them. Measured on 2026-11-21 with `trib bench allreduce --memory cuda`: 2 and
+// 4 H200. On the day after again for 2, up to 4 MiB and with TRIB_ENGINE=copy and kernel, and
+// slices above 4 MiB, on streams, too: docs/results.md has the figures.
 // clang-format off
 constexpr DeviceRow kDevice[] = {
     {2,    32 * KiB,   "one_shot", true,  32,  1 * KiB},
@@ -308,7 +308,10 @@ bool is_permitted(const Choice& choice, const Key& key, const Config& config) {
   const Algorithm* const algorithm = choice.algorithm;
   if (algorithm == nullptr || !algorithm->serves(key.collective)) return false;
   if (!is_reduction(key.collective)) return choice.engine == Engine::kernel;
-  if (is_driven_by_host(choice.engine) && !key.can_copy) return false;
+  if (is_driven_by_host(choice.engine) &&
+      (!key.can_copy || config.engine == Config::Engine::kernel ||
+       config.protocol != Config::Protocol::automatic))
+    return false;
   if (choice.engine == Engine::gemv && (!key.can_gemv || !is_folded_once(*algorithm, key) ||
                                         freedom_of(key, config) != Config::Determinism::any))
     return false;

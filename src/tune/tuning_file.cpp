@@ -165,6 +165,10 @@ Record read_record(const std::string& machine, const json& row) {
   if (!is_default.is_boolean()) refuse("\"is_default\" of a row is neither true nor false");
   finding.is_default = is_default.get<bool>();
   finding.best = read_variant(row, finding.place);
+  if (row.contains("kernel")) {
+    if (!row["kernel"].is_object()) refuse("\"kernel\" of a row is no object");
+    finding.kernel = read_variant(row["kernel"], finding.place);
+  }
   finding.seconds = seconds(row, "time_us");
   finding.default_seconds = seconds(row, "default_us");
   finding.least_seconds = seconds(row, "least_us");
@@ -191,6 +195,8 @@ std::string row_text(const Record& record) {
   row["bytes"] = finding.bytes;
   row["is_default"] = finding.is_default;
   write_variant(row, finding.best, finding.place);
+  if (finding.kernel.algorithm[0] != '\0')
+    write_variant(row["kernel"], finding.kernel, finding.place);
   row["time_us"] = rounded_us(finding.seconds);
   row["default_us"] = rounded_us(finding.default_seconds);
   row["least_us"] = rounded_us(finding.least_seconds);

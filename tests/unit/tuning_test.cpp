@@ -157,6 +157,18 @@ TEST(Candidates, EnginesThatTheHostDrives) {
   EXPECT_EQ(select(key, config, &findings), usual);
   key.can_copy = true;
   EXPECT_EQ(select(key, config, &findings).engine, Engine::copy);
+  config.engine = Config::Engine::kernel;
+  EXPECT_EQ(select(key, config, &findings).engine, Engine::kernel);
+  config.engine = Config::Engine::automatic;
+
+  // Unless a kernel was found for them.
+  finding.kernel = Variant::of(usual);
+  finding.kernel.blocks = 7;
+  const Findings both({finding}, 2, 1);
+  EXPECT_EQ(select(key, config, &both).engine, Engine::copy);
+  key.can_copy = false;
+  EXPECT_EQ(select(key, config, &both).engine, Engine::kernel);
+  EXPECT_EQ(select(key, config, &both).blocks, 7);
 }
 
 TEST(Candidates, GroupingIsFreeForWholeNumbersOnly) {
@@ -271,6 +283,10 @@ std::vector<Record> some_records() {
     row.collective = static_cast<Collective>(i % kAllCollectives);
     row.place = i % 4 == 3 ? Key::Place::device : Key::Place::host;
     row.best.is_packet = row.place == Key::Place::device;
+    if (i == 7) {
+      row.kernel = row.best;
+      row.best.engine = Engine::gemv;
+    }
     row.is_default = i % 5 == 0;
     row.freedom = static_cast<Config::Determinism>(i % 3);
     records.push_back(record(i % 2 ? "this \"machine\"" : "that one", row));
@@ -283,6 +299,16 @@ TEST(TuningFile, ReadsBackWhatItWrote) {
   const std::vector<Record> again = parse_records(text);
   EXPECT_EQ(again.size(), 20u);
   EXPECT_EQ(to_text(again), text);
+  int other_engines = 0;
+  for (const Record& one : again) {
+    const Finding& row = one.finding;
+    if (row.best.engine == Engine::kernel) continue;
+    ++other_engines;
+    EXPECT_EQ(row.best.engine, Engine::gemv);
+    EXPECT_EQ(row.kernel.engine, Engine::kernel);
+    EXPECT_STREQ(row.kernel.algorithm, row.best.algorithm);
+  }
+  EXPECT_EQ(other_engines, 1);
   EXPECT_EQ(to_text(parse_records(to_text({}))), to_text({}));
 }
 

@@ -280,6 +280,7 @@ class Block {
         known = static_cast<std::uint32_t>(runs >> 32);
         is_last = gridDim.x == 1 || atomicAdd(&counters->arrived, 1) + 1 == gridDim.x;
       }
+      known = kept_near(known, first);
       if (is_last) {
         counters->arrived = 0;
         const std::uint32_t next_known = launch_.hears_from_all ? first - 1 : known;

@@ -56,6 +56,13 @@ constexpr std::size_t inbox_bytes(int blocks) {
   return packets_at(blocks) + static_cast<std::size_t>(blocks) * kWindows * kPacketWindowBytes;
 }
 
+/// What a channel knows to be over, `known`, as run `first` begins: an old number must not pass for
+/// a new one when numbers start again from zero. So it never falls further behind than this.
+constexpr std::uint32_t kept_near(std::uint32_t known, std::uint32_t first) {
+  constexpr std::uint32_t kFar = 1u << 31;
+  return first - known > kFar ? first - kFar : known;
+}
+
 /// Where a chunk is: at `address`, of the first pass of the first block in the first window.
 struct alignas(16) Operand {
   std::uint64_t address;

@@ -434,6 +434,7 @@ void Program::start(const Arguments& arguments) {
   }
   launch.is_counted = channel_.is_captured_;
   if (arguments.is_enqueued) {
+    channel_.known_run_ = kept_near(channel_.known_run_, launch.first_run);
     launch.known_run = channel_.known_run_;
     launch.hears_from_all = hears_from_all(arguments);
     if (launch.hears_from_all) channel_.known_run_ = launch.first_run - 1;

@@ -367,9 +367,15 @@ Channel::~Channel() {
 }
 
 void Channel::check_all_alive() {
-  for (int rank = 0; rank < size_; ++rank)
-    if (rank != rank_ && peers_[rank].control->state.has_left.load(std::memory_order_acquire) == 0)
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank == rank_) continue;
+    try {
       check_alive(rank);
+    } catch (const Error&) {
+      // Looked at now: who ends takes leave before.
+      if (peers_[rank].control->state.has_left.load(std::memory_order_acquire) == 0) throw;
+    }
+  }
 }
 
 bool Channel::have_all_left() {
