@@ -10,7 +10,7 @@
 
 namespace trib::cuda {
 
-/// What of cuBLAS is used, by its binary interface of versions 11 to 13: its headers come with a
+/// What of cuBLAS is used, by its binary interface of versions 12 and 13: its headers come with a
 /// package of half a gigabyte.
 struct Cublas::Functions {
   int (*create)(void** handle) = nullptr;
@@ -49,7 +49,7 @@ std::unique_ptr<Cublas> Cublas::open(const std::string& path, CUstream stream, s
     void* library = nullptr;
     std::string trouble = path == "none" ? "TRIB_CUBLAS=none" : "";
     if (path == "auto") {
-      for (const char* const name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so.11"})
+      for (const char* const name : {"libcublas.so.13", "libcublas.so.12"})
         if (library == nullptr) library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
       if (library == nullptr) trouble = "no libcublas.so is found; TRIB_CUBLAS may say where it is";
     } else if (path != "none") {
