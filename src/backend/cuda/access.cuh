@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Device code: loads and stores that reach other GPUs and the host, and what a wait does besides.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cuda/launch.hpp"
+
+namespace trib::cuda {
+
+__device__ inline void store_release(std::uint32_t* at, std::uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+__device__ inline void store_release(std::uint64_t* at, std::uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+__device__ inline void store_relaxed(std::uint32_t* at, std::uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+__device__ inline std::uint32_t load_acquire(const std::uint32_t* at) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ inline std::uint64_t load_acquire(const std::uint64_t* at) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ inline std::uint32_t load_relaxed(const std::uint32_t* at) {
+  std::uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ inline uint4 load_vector(const void* at) {
+  uint4 value;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(at)
+               : "memory");
+  return value;
+}
+__device__ inline void store_vector(void* at, uint4 value) {
+  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
+               : "memory");
+}
+__device__ inline uint4 load_packet(const void* at) {
+  uint4 value;
+  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(at)
+               : "memory");
+  return value;
+}
+__device__ inline void store_packet(void* at, std::uint32_t low, std::uint32_t high,
+                                    std::uint32_t run) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(low), "r"(run),
+               "r"(high), "r"(run)
+               : "memory");
+}
+__device__ inline std::uint64_t nanoseconds() {
+  std::uint64_t value;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
+  return value;
+}
+
+/// Before every wait and signal, if built with TRIB_DISTURB: sometimes lets others go ahead. For
+/// tests: orders that are rare otherwise must be right, too.
+__device__ inline void disturb() {
+#if TRIB_DISTURB
+  std::uint64_t random =
+      (nanoseconds() ^ threadIdx.x * 2654435761u ^ blockIdx.x << 20) * 0x9e3779b97f4a7c15u;
+  random ^= random >> 29;
+  if (random % 16 == 0) __nanosleep(static_cast<unsigned>(random >> 40) % 4000);
+#endif
+}
+
+/// Every so often while a wait goes on. Gives its deadline, or zero: the wait should end. Not
+/// inline: it would be fetched with the loops that it is in.
+__device__ __noinline__ std::uint64_t look_around(Doorbell* doorbell, const std::byte* inbox,
+                                                  std::uint64_t deadline, std::uint64_t time_limit,
+                                                  int peer) {
+  if (load_relaxed(&doorbell->abort) != 0 ||
+      load_relaxed(reinterpret_cast<const std::uint32_t*>(inbox + kAbortAt)) != 0) {
+    store_release(&doorbell->abort, 1);  // this rank's host: the result is none
+    return 0;
+  }
+  const std::uint64_t now = nanoseconds();
+  if (deadline == 0) return now + time_limit;
+  if (now < deadline) return deadline;
+  store_release(&doorbell->failed, static_cast<std::uint32_t>(peer) + 1);
+  // The other blocks need not wait as long.
+  store_release(&doorbell->abort, 1);
+  return 0;
+}
+
+}  // namespace trib::cuda
