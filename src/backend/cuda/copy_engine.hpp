@@ -52,7 +52,7 @@ class CopyEngine {
   struct Words {
     std::uint64_t arrived[kLargeUnits];   // by whoever pushes into the unit
     std::uint64_t consumed[kLargeUnits];  // by the rank whose unit it is
-    std::uint64_t turn;                   // by the rank: turns of pushes that it is through with
+    std::uint64_t bundles;                // by the rank: bundles of pushes that it is through with
   };
 
   CopyEngine(Bootstrap& bootstrap, CUcontext context);
@@ -72,7 +72,7 @@ class CopyEngine {
   CUdeviceptr counters_ = 0;
   Doorbell* doorbell_ = nullptr;  // of the kernels on work_stream_
   std::uint64_t launches_ = 0;    // of these kernels
-  std::uint64_t last_run_ = 0, last_turn_ = 0;
+  std::uint64_t last_run_ = 0, last_bundle_ = 0;
   std::unique_ptr<Cublas> cublas_;  // on work_stream_
 };
 

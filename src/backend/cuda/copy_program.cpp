@@ -28,6 +28,8 @@ constexpr std::size_t kAlignment = 256;
 constexpr int kThreads = 768;
 /// Turns between a push and what depends on it: in the one between them it is folded.
 constexpr std::uint64_t kLag = 2;
+/// Bundles that a rank may begin before the slowest has begun its own: so many wait in its stream.
+constexpr std::uint64_t kLead = 1;
 
 /// What waits: no obstacle, this rank's own device, or otherwise a rank.
 constexpr int kNone = -1, kHome = -2;
@@ -101,7 +103,7 @@ Operation& CopyProgram::launch(const Arguments& arguments) {
   CopyEngine& engine = *channel_.copy_engine_;
   const Current current(channel_.context_);
   arguments_ = arguments;
-  kernel_ = channel_.kernels_->find(arguments.op, arguments.dtype, /*is_packet=*/false);
+  kernel_ = channel_.kernels_->find(arguments.op, arguments.dtype, Protocol::simple);
   const std::size_t element = bytes(arguments.dtype);
   is_aside_ = covers_input(arguments);
   if (is_aside_)
@@ -123,8 +125,8 @@ Operation& CopyProgram::launch(const Arguments& arguments) {
   for (Pass& pass : passes_) pass = {0, 0, 0, 0, plan_.uses};
   turns_ = pass_count_ + kLag * static_cast<std::uint64_t>(plan_.hops);
   turn_ = peer_ = 0;
-  first_turn_ = engine.last_turn_;
-  engine.last_turn_ += turns_;
+  first_bundle_ = engine.last_bundle_;
+  engine.last_bundle_ += turns_ * static_cast<std::uint64_t>(size_ - 1);
   bundles_enqueued_ = bundles_done_ = moves_launched_ = moves_done_ = 0;
   first_launch_ = engine.launches_ + 1;
   ++position_;
@@ -168,7 +170,7 @@ int CopyProgram::blocked_on() const {
     }
   }
   for (int rank = 0; plan_.hops <= 1 && size_ > 2 && rank < size_; ++rank)
-    if (load(channel_.copy_engine_->words(rank).turn) < first_turn_ + turn_) return rank;
+    if (is_behind(rank)) return rank;
   return rank_;
 }
 
@@ -179,8 +181,9 @@ bool CopyProgram::work() {
   while (enqueue_pushes()) {
   }
   if (first_active_ < pass_count_) return false;
-  store(channel_.copy_engine_->words(rank_).turn,
-        first_turn_ + turns_);  // peers may not be through
+  turn_ = turns_;
+  peer_ = 0;
+  publish();  // peers may not be through
   return true;
 }
 
@@ -196,6 +199,7 @@ void CopyProgram::collect() {
     const Bundle& bundle = bundles_[slot];
     for (std::size_t i = 0; i < bundle.count; ++i)
       settle_push(bundle.flights[i].pass, bundle.flights[i].index);
+    publish();
   }
   if (moves_done_ == moves_launched_) return;
   const std::uint64_t number = load(engine.doorbell_->done);
@@ -275,7 +279,7 @@ int CopyProgram::obstacle_to(std::uint64_t pass, const Move& move) const {
 ///
 /// Since every rank goes through its peers in the same order, each GPU takes in from one peer at a
 /// time. Ranks that get out of step would push to one GPU together, while another one idles, and
-/// nothing would bring them back: so they begin their turns together.
+/// nothing would bring them back: so none begins a bundle before all are at most kLead behind.
 ///
 /// Where results travel over several ranks, pushes that can begin overtake those that cannot:
 /// otherwise ranks could wait for each other.
@@ -283,8 +287,8 @@ bool CopyProgram::enqueue_pushes() {
   if (bundles_enqueued_ - bundles_done_ == CopyEngine::kAhead) return false;
   if (plan_.hops > 1) return enqueue_any();
   for (; turn_ < turns_; ++turn_, peer_ = 0) {
-    if (peer_ == 0 && behind() >= 0) return false;
     for (; peer_ < plan_.lanes.size(); ++peer_) {
+      if (is_any_behind()) return false;
       Bundle bundle;
       bool is_any_left = false;
       if (gather(plan_.lanes[peer_], turn_, bundle, is_any_left)) return true;
@@ -314,15 +318,27 @@ bool CopyProgram::enqueue_any() {
   return false;
 }
 
-/// A rank that is not through with the turn before, or -1. Two ranks are never in each other's way.
-int CopyProgram::behind() {
-  if (size_ == 2 || turn_ == 0) return -1;
-  CopyEngine& engine = *channel_.copy_engine_;
-  if (bundles_enqueued_ > bundles_done_) return rank_;
-  store(engine.words(rank_).turn, first_turn_ + turn_);
+/// Tells the peers how many bundles this rank is through with.
+void CopyProgram::publish() {
+  if (size_ == 2 || plan_.hops > 1) return;
+  const std::uint64_t through = bundles_enqueued_ > bundles_done_
+                                    ? bundles_[bundles_done_ % CopyEngine::kAhead].number
+                                    : here();
+  store(channel_.copy_engine_->words(rank_).bundles, first_bundle_ + through);
+}
+
+/// Whether the rank is too far behind for this rank's next bundle.
+bool CopyProgram::is_behind(int rank) const {
+  return load(channel_.copy_engine_->words(rank).bundles) + kLead < first_bundle_ + here();
+}
+
+/// Two ranks are never in each other's way.
+bool CopyProgram::is_any_behind() {
+  if (size_ == 2) return false;
+  publish();
   for (int rank = 0; rank < size_; ++rank)
-    if (load(engine.words(rank).turn) < first_turn_ + turn_) return rank;
-  return -1;
+    if (is_behind(rank)) return true;
+  return false;
 }
 
 /// Fills `bundle` with pushes of the turn that can begin. True: found one of no length, and
@@ -357,7 +373,8 @@ bool CopyProgram::gather(const std::vector<int>& pushes, std::uint64_t turn, Bun
   return false;
 }
 
-void CopyProgram::enqueue(const Bundle& bundle) {
+void CopyProgram::enqueue(Bundle& bundle) {
+  bundle.number = here();
   CopyEngine& engine = *channel_.copy_engine_;
   std::array<CUdeviceptr, 4> to{}, from{};
   std::array<std::size_t, 4> lengths{};

@@ -54,10 +54,11 @@ class CopyProgram final : public trib::Program, public Operation {
   struct Bundle {
     std::array<Flight, 4> flights{};
     std::size_t count = 0;
+    std::uint64_t number = 0;  // of the call
   };
   bool gather(const std::vector<int>& pushes, std::uint64_t turn, Bundle& bundle,
               bool& is_any_left);
-  void enqueue(const Bundle& bundle);
+  void enqueue(Bundle& bundle);
   static constexpr int kActive = 8;  // passes that have begun
 
   bool covers_input(const Arguments& arguments) const;
@@ -69,7 +70,11 @@ class CopyProgram final : public trib::Program, public Operation {
   bool launch_move();
   bool enqueue_pushes();
   bool enqueue_any();
-  int behind();
+  /// Number of the next bundle: every turn has one for each peer, though it may be empty.
+  std::uint64_t here() const { return turn_ * static_cast<std::uint64_t>(size_ - 1) + peer_; }
+  void publish();
+  bool is_behind(int rank) const;
+  bool is_any_behind();
   int obstacle_to(std::uint64_t pass, const Push& push) const;
   int obstacle_to(std::uint64_t pass, const Move& move) const;
   void fold(std::uint64_t pass, const Move& move);
@@ -100,7 +105,7 @@ class CopyProgram final : public trib::Program, public Operation {
   std::uint64_t first_active_ = 0;
   std::array<Pass, kActive> passes_;
   std::uint64_t turns_ = 0, turn_ = 0;  // in all; pushes of earlier turns have been enqueued
-  std::uint64_t first_turn_ = 0;        // turns of the channel before the call
+  std::uint64_t first_bundle_ = 0;      // bundles of the channel before the call
   std::size_t peer_ = 0;                // where in the turn
   std::array<Bundle, CopyEngine::kAhead> bundles_{};
   std::uint64_t bundles_enqueued_ = 0, bundles_done_ = 0;
