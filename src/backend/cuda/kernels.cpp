@@ -14,6 +14,11 @@ TRIB_OPS(TRIB_DECLARE)
 #undef TRIB_DECLARE
 
 namespace trib::cuda {
+namespace {
+
+constexpr const char* kNames[kProtocols] = {"simple", "packet", "flat"};
+
+}  // namespace
 
 Kernels::Kernels() {
   const Driver& driver = *cuda::driver();
@@ -23,11 +28,11 @@ Kernels::Kernels() {
     for (int d = 0; d < kDtypes; ++d) {
       const auto dtype = static_cast<Dtype>(d);
       if (!is_canonical(op, dtype)) continue;
-      for (const bool is_packet : {false, true}) {
-        const std::string name = std::string(is_packet ? "trib_packet_" : "trib_simple_") +
+      for (std::size_t protocol = 0; protocol < kProtocols; ++protocol) {
+        const std::string name = std::string("trib_") + kNames[protocol] + "_" +
                                  std::string(trib::name(op)) + "_" + std::string(trib::name(dtype));
         CUfunction& function =
-            functions_[static_cast<std::size_t>(op)][static_cast<std::size_t>(dtype)][is_packet];
+            functions_[static_cast<std::size_t>(op)][static_cast<std::size_t>(dtype)][protocol];
         check(driver.cuModuleGetFunction_(&function, module, name.c_str()), name.c_str());
         // Asking for an attribute makes the driver load the function now, whatever
         // CUDA_MODULE_LOADING says.
@@ -53,9 +58,9 @@ const Kernels& Kernels::of_current() {
   return *kernels;
 }
 
-CUfunction Kernels::find(Op op, Dtype dtype, bool is_packet) const {
+CUfunction Kernels::find(Op op, Dtype dtype, Protocol protocol) const {
   return functions_[static_cast<std::size_t>(op)][static_cast<std::size_t>(canonical(op, dtype))]
-                   [is_packet];
+                   [static_cast<std::size_t>(protocol)];
 }
 
 }  // namespace trib::cuda

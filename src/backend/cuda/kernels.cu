@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The kernels, compiled once per operator, for every element type and both protocols. Which
+// The kernels, compiled once per operator, for every element type and protocol. Which
 // (operator, type) pairs exist follows from base/types.hpp.
 #include "backend/cuda/block.cuh"
 #include "backend/cuda/canonical.hpp"
+#include "backend/cuda/flat.cuh"
 
 namespace trib::cuda {
 namespace {
 
 template <bool exists, Protocol protocol, class T, class A, class Operator, class Launched>
 __device__ void run(const Launched& launch) {
-  if constexpr (exists) Block<protocol, T, A, Operator>(launch).run();
+  if constexpr (!exists)
+    return;
+  else if constexpr (protocol == Protocol::flat)
+    Flat<T, A, Operator>(launch).run();
+  else
+    Block<protocol, T, A, Operator>(launch).run();
 }
 
 }  // namespace
@@ -18,15 +24,16 @@ __device__ void run(const Launched& launch) {
 // empty and never looked up.
 #define TRIB_JOIN2(protocol, op, dtype) trib_##protocol##_##op##_##dtype
 #define TRIB_JOIN(protocol, op, dtype) TRIB_JOIN2(protocol, op, dtype)
-#define TRIB_KERNEL(dtype, protocol, launched, element, accumulator)                       \
-  extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)                             \
+#define TRIB_KERNEL(dtype, protocol, launched, threads, element, accumulator)              \
+  extern "C" __global__ void __launch_bounds__(threads, 1)                                 \
       TRIB_JOIN(protocol, TRIB_OP, dtype)(const __grid_constant__ launched launch) {       \
     run<is_canonical(Op::TRIB_OP, Dtype::dtype), Protocol::protocol, element, accumulator, \
         TRIB_OPERATOR>(launch);                                                            \
   }
-#define TRIB_KERNELS(dtype, element, accumulator)                 \
-  TRIB_KERNEL(dtype, simple, FlaggedLaunch, element, accumulator) \
-  TRIB_KERNEL(dtype, packet, Launch, element, accumulator)
+#define TRIB_KERNELS(dtype, element, accumulator)                              \
+  TRIB_KERNEL(dtype, simple, FlaggedLaunch, kMaxThreads, element, accumulator) \
+  TRIB_KERNEL(dtype, packet, Launch, kMaxThreads, element, accumulator)        \
+  TRIB_KERNEL(dtype, flat, FlatLaunch, kMaxFlatThreads, element, accumulator)
 TRIB_DTYPES(TRIB_KERNELS)
 
 }  // namespace trib::cuda

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "backend/cuda/driver.hpp"
+#include "backend/cuda/launch.hpp"
 #include "base/types.hpp"
 
 namespace trib::cuda {
@@ -16,11 +17,11 @@ class Kernels {
   static const Kernels& of_current();
 
   /// Null where `op` is not defined on `dtype`, or not on a GPU.
-  CUfunction find(Op op, Dtype dtype, bool is_packet) const;
+  CUfunction find(Op op, Dtype dtype, Protocol protocol) const;
 
  private:
   Kernels();
-  std::array<std::array<std::array<CUfunction, 2>, kDtypes>, kOps> functions_{};
+  std::array<std::array<std::array<CUfunction, kProtocols>, kDtypes>, kOps> functions_{};
 };
 
 }  // namespace trib::cuda

@@ -17,6 +17,10 @@
 //   - simple protocol: payload is pushed, then a flag per unit, set to the number of the run.
 //   - packet protocol: the payload carries the number of the run in every other word; no flags.
 //
+// A schedule of one exchange that fits into one pass per block is run by a kernel of its own, with
+// tables and code for no more than that (FlatLaunch): most of the time that the general one takes
+// for a short message goes by while it looks up what to do.
+//
 // Before a block pushes anything in run n, all peers have completed run n - kWindows: their credits
 // say what they have completed. Launches that come after a meeting of the hosts need none for their
 // first kWindows runs; a stream-ordered one begins by telling the peers that those before it are
@@ -32,6 +36,7 @@ inline constexpr int kWindows = 4;
 inline constexpr int kMaxRanks = 16;     // in one launch: one per GPU
 inline constexpr int kMaxBlocks = 132;   // that wait for peers
 inline constexpr int kMaxThreads = 768;  // of a block, all stages together
+inline constexpr int kMaxFlatThreads = 512;
 inline constexpr int kMaxStages = 3;
 inline constexpr int kMaxUnits = 64;  // of an inbox
 inline constexpr int kMaxPhases = 24;
@@ -118,7 +123,8 @@ struct alignas(16) Counters {
   std::uint64_t runs;
 };
 
-struct Launch {
+/// What every kernel that talks to peers has to know.
+struct LaunchHead {
   Doorbell* doorbell;
   Counters* counters;
   std::uint64_t number;      // of this launch, for the doorbell
@@ -137,6 +143,9 @@ struct Launch {
   /// Stream-ordered: the launch ends only when it has data from every peer. Then all have begun it,
   /// and what came before it is over everywhere: later launches know that without a look.
   bool hears_from_all;
+};
+
+struct Launch : LaunchHead {
   std::uint8_t first_batch[kMaxStages + 1];  // of each stage, and behind the last
   std::byte* inbox[kMaxRanks];
   Batch batch[kMaxBatches];
@@ -151,5 +160,29 @@ struct FlaggedLaunch : Launch {
   Flag flag[2 * kMaxFlags];
 };
 static_assert(sizeof(Launch) <= 2432 && sizeof(FlaggedLaunch) <= 4096);
+
+/// One exchange and one fold, of one pass per block: chunks of this rank's `in` are pushed, and
+/// what the others push is folded with a chunk of its own. What a short message needs comes first.
+struct FlatLaunch : LaunchHead {
+  std::uint8_t targets, sources;
+  bool is_same;                          // the targets get what is this rank's own
+  std::uint32_t own_length, out_length;  // elements
+  const std::byte* own;                  // chunk of `in`
+  std::byte* out;
+  const std::byte* source[kMaxRanks];  // in the order of the fold: an inbox, or null: `own`
+  struct Target {
+    const std::byte* from;
+    std::byte* to;
+    std::uint32_t length;  // elements
+  };
+  Target target[kMaxRanks];
+  std::uint8_t source_rank[kMaxRanks];
+  std::byte* inbox[kMaxRanks];
+};
+static_assert(sizeof(FlatLaunch) <= 1024);
+
+/// Which kernel: see above.
+enum class Protocol : std::uint8_t { simple, packet, flat };
+inline constexpr int kProtocols = 3;
 
 }  // namespace trib::cuda

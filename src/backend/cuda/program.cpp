@@ -257,6 +257,71 @@ void Program::translate(const std::vector<Schedule>& all) {
     launch_.first_batch[group_stage + 1] = static_cast<std::uint8_t>(batches);
     launch_.first_phase[group_stage + 1] = static_cast<std::uint8_t>(phases);
   }
+  if (is_packet_possible_) find_flat(batches);
+}
+
+/// Whether the batches are copies to inboxes and one fold at the most, of what others push and one
+/// chunk of this rank's own.
+void Program::find_flat(int batches) {
+  const auto is_own = [&](int operand) {
+    return !launch_.operand[operand].is_inbox && !launch_.operand[operand].is_out;
+  };
+  decltype(flat_) found;
+  for (int i = 0; i < batches; ++i) {
+    const Batch& batch = launch_.batch[i];
+    int to = batch.to;
+    for (int j = 0; j < batch.from_count; ++j) {
+      const int from = batch.from + j;
+      if (!batch.is_copy) {
+        if (batch.is_first ? found.out >= 0 : false) return;
+        if (is_own(from) && std::exchange(found.own, from) >= 0) return;
+        if (launch_.operand[from].is_out) return;
+        found.sources.push_back(from);
+        continue;
+      }
+      if (!is_own(from)) return;
+      for (const int end = to + batch.to_count[j]; to < end; ++to) {
+        if (!launch_.operand[to].is_inbox) return;
+        found.targets.push_back({from, to});
+      }
+    }
+    if (batch.is_copy || !batch.is_last) continue;
+    if (batch.to_count[0] != 1 || !launch_.operand[to].is_out) return;
+    found.out = to;
+  }
+  if (!found.sources.empty() && (found.own < 0 || found.out < 0)) return;
+  if (found.sources.size() > kMaxRanks || found.targets.size() > kMaxRanks) return;
+  flat_ = std::move(found);
+}
+
+/// From the operands of the launch.
+void Program::fill_flat() {
+  FlatLaunch& flat = flat_launch_;
+  static_cast<LaunchHead&>(flat) = launch_;
+  std::copy(std::begin(launch_.inbox), std::end(launch_.inbox), flat.inbox);
+  const auto pointer = [&](int operand) {
+    return reinterpret_cast<std::byte*>(launch_.operand[operand].address);
+  };
+  flat.sources = static_cast<std::uint8_t>(flat_.sources.size());
+  flat.targets = static_cast<std::uint8_t>(flat_.targets.size());
+  for (std::size_t i = 0; i < flat_.sources.size(); ++i) {
+    const int from = flat_.sources[i];
+    flat.source[i] = from == flat_.own ? nullptr : pointer(from);
+    flat.source_rank[i] = launch_.operand[from].rank;
+  }
+  for (std::size_t i = 0; i < flat_.targets.size(); ++i) {
+    const auto [from, to] = flat_.targets[i];
+    flat.target[i] = {pointer(from), pointer(to), launch_.operand[from].length};
+  }
+  const int own = flat_.own >= 0 ? flat_.own : flat_.targets.front().from;
+  flat.own = pointer(own);
+  flat.own_length = launch_.operand[own].length;
+  flat.out = flat_.out >= 0 ? pointer(flat_.out) : nullptr;
+  flat.out_length = flat_.out >= 0 ? launch_.operand[flat_.out].length : 0;
+  flat.is_same = true;
+  for (const auto& target : flat_.targets)
+    flat.is_same = flat.is_same && meanings_[static_cast<std::size_t>(target.from)].chunk ==
+                                       meanings_[static_cast<std::size_t>(own)].chunk;
 }
 
 bool Program::agree(const std::vector<Schedule>& all) {
@@ -379,12 +444,14 @@ void Program::start(const Arguments& arguments) {
   Launch& launch = launch_;
   const auto blocks =
       std::min<std::uint32_t>(static_cast<std::uint32_t>(arguments.blocks), launch.passes);
-  // `threads` of each stage.
-  const int width = std::min(arguments.threads, kMaxThreads / launch.stages / 32 * 32);
   launch.has_met = !arguments.is_enqueued;
 
-  const CUfunction function = channel_.kernels_->find(arguments.op, arguments.dtype, is_packet);
-  void* parameters[] = {&launch};
+  const bool is_flat =
+      is_packet && launch.passes <= blocks && !(flat_.sources.empty() && flat_.targets.empty());
+  const CUfunction function = channel_.kernels_->find(arguments.op, arguments.dtype,
+                                                      is_flat     ? Protocol::flat
+                                                      : is_packet ? Protocol::packet
+                                                                  : Protocol::simple);
   const Current current(channel_.context_);
   is_aside_ = covers_input(arguments);
   const std::size_t own =
@@ -444,9 +511,17 @@ void Program::start(const Arguments& arguments) {
     launch.order = channel_.orders_;
     stream = channel_.resident_stream_;
   }
-  check(channel_.driver_.cuLaunchKernel_(function, blocks, 1, 1,
-                                         static_cast<unsigned>(width * launch.stages), 1, 1, 0,
-                                         stream, parameters, nullptr),
+  // `threads` of each stage. A flat kernel's threads go through all of them.
+  int threads = std::min(arguments.threads, kMaxThreads / launch.stages / 32 * 32) * launch.stages;
+  void* parameters[] = {&launch};
+  if (is_flat) {
+    fill_flat();
+    parameters[0] = &flat_launch_;
+    const std::size_t units = (arguments.slice * element + kUnitBytes - 1) / kUnitBytes;
+    threads = static_cast<int>(std::min<std::size_t>((units + 31) / 32 * 32, kMaxFlatThreads));
+  }
+  check(channel_.driver_.cuLaunchKernel_(function, blocks, 1, 1, static_cast<unsigned>(threads), 1,
+                                         1, 0, stream, parameters, nullptr),
         "cannot launch a kernel");
   if (is_aside_)
     check(channel_.driver_.cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(arguments.out), aside_, own,

@@ -29,6 +29,8 @@ class Program final : public trib::Program, public Operation {
   Program(Channel& channel, const std::vector<Schedule>& all, int rank);
   bool await_leader(int polls) const;
   void translate(const std::vector<Schedule>& all);
+  void find_flat(int batches);
+  void fill_flat();
   bool covers_input(const Arguments& arguments) const;
   bool look_for_repeat(const Arguments& arguments);
   bool order(const Arguments& arguments, bool may_be);
@@ -50,6 +52,16 @@ class Program final : public trib::Program, public Operation {
     int operand, from;
   };
   std::vector<Arrival> arrivals_;
+  /// Operands of a flat launch; without sources and targets: the schedule is not flat.
+  struct {
+    struct Target {
+      int from, to;
+    };
+    std::vector<Target> targets;
+    std::vector<int> sources;
+    int own = -1, out = -1;
+  } flat_;
+  FlatLaunch flat_launch_{};
   int units_ = 0;                                               // of the inbox that has the most
   bool is_packet_possible_ = true, is_simple_possible_ = true;  // the schedule fits into a launch
   /// Takes the result of a call whose `out` lies over parts of `in` that other blocks still read.

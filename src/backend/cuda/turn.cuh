@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Device code: how a kernel takes its turn among those before and after it, waits for peers without
+// waiting for ever, and tells the host that it is done.
+#pragma once
+
+#include "backend/cuda/access.cuh"
+
+namespace trib::cuda {
+
+/// What `of` has completed, as `holder` knows it: of one block, or in the last row of launches
+/// before its current one.
+template <class Launched>
+__device__ std::uint32_t* credit(const Launched& launch, int holder, int of, unsigned row) {
+  return reinterpret_cast<std::uint32_t*>(launch.inbox[holder] + kFlagBytes) + row * kMaxRanks + of;
+}
+
+/// Passes of a block.
+__device__ inline int passes_of(const LaunchHead& launch, unsigned block) {
+  return static_cast<int>((launch.passes + gridDim.x - 1 - block) / gridDim.x);
+}
+
+/// Of a stream-ordered launch: earlier ones have ended on this rank, and so all that they loaded
+/// and stored comes before what this one does. Now is the time to tell the peers: at the end of a
+/// kernel it would take a fence that waits for all that was pushed, a microsecond. Gives the first
+/// run of the launch, and in the upper half what is known to be over. Not inline: others would have
+/// to fetch it.
+template <class Launched>
+__device__ __noinline__ std::uint64_t take_turn(const Launched& launch) {
+  __shared__ std::uint32_t first, known;
+  disturb();
+  if (threadIdx.x == 0) {
+    Counters* const counters = launch.counters;
+    // The launch may be a graph's, replayed: its number stands in memory. Acquire: it is read
+    // before `arrived` grows. So when the last block has come here, nobody will read the old
+    // number any more.
+    first = launch.first_run;
+    known = launch.known_run;
+    bool is_last = blockIdx.x == 0;
+    if (launch.is_counted) {
+      const std::uint64_t runs = load_acquire(&counters->runs);
+      first = static_cast<std::uint32_t>(runs) + 1;
+      known = static_cast<std::uint32_t>(runs >> 32);
+      is_last = gridDim.x == 1 || atomicAdd(&counters->arrived, 1) + 1 == gridDim.x;
+    }
+    known = kept_near(known, first);
+    if (is_last) {
+      counters->arrived = 0;
+      const std::uint32_t next_known = launch.hears_from_all ? first - 1 : known;
+      const std::uint32_t last = first + static_cast<std::uint32_t>(passes_of(launch, 0)) - 1;
+      counters->runs = std::uint64_t{next_known} << 32 | last;
+    }
+  }
+  __syncthreads();
+  const auto peer = static_cast<int>(threadIdx.x);
+  if (blockIdx.x == 0 && peer < launch.size && peer != launch.rank)
+    store_relaxed(credit(launch, peer, launch.rank, kMaxBlocks), first - 1);
+  return std::uint64_t{known} << 32 | first;
+}
+
+/// While a wait goes on: how long it has lasted.
+struct Patience {
+  std::uint32_t polls = 0;
+  std::uint64_t deadline = 0;
+};
+
+/// Whether a window is free for run `run` if run `completed` and those before it are over. A number
+/// that is far behind stands for one that is: no peer is far ahead.
+__device__ inline bool is_enough(std::uint32_t completed, std::uint32_t run) {
+  constexpr std::uint32_t kMostAhead = 1u << 20;
+  return completed - (run - kWindows) <= kMostAhead;
+}
+
+/// Of one launch, as each thread sees it. What a block works on is its runs, from first_run_.
+template <class Launched>
+class Turn {
+ protected:
+  __device__ explicit Turn(const Launched& launch) : launch_(launch) {}
+
+  __device__ void begin() {
+    if (launch_.has_met) {
+      first_run_ = launch_.first_run;
+      known_run_ = first_run_ - 1;
+    } else {
+      const std::uint64_t runs = take_turn(launch_);
+      first_run_ = static_cast<std::uint32_t>(runs);
+      known_run_ = static_cast<std::uint32_t>(runs >> 32);
+    }
+  }
+
+  /// True: the wait is over.
+  __device__ bool gives_up(Patience& patience, int peer) {
+    if ((++patience.polls & 0x3ff) != 0) return is_aborted_;
+    patience.deadline = look_around(launch_.doorbell, launch_.inbox[launch_.rank],
+                                    patience.deadline, launch_.time_limit, peer);
+    if (patience.deadline == 0) is_aborted_ = true;
+    return is_aborted_;
+  }
+
+  /// Until `peer` is done with what the window of this run holds. Numbers of runs are the same
+  /// everywhere.
+  __device__ void wait_for_credit(int peer, unsigned row) {
+    Patience patience;
+    const std::uint32_t* const at = credit(launch_, launch_.rank, peer, row);
+    while (!is_enough(load_acquire(at), run_))
+      if (gives_up(patience, peer)) break;
+  }
+
+  /// All threads of the block have done what there was to do.
+  __device__ void end() {
+    if (!launch_.has_met) return;  // see take_turn()
+    disturb();
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    // What all blocks did comes before `done`: each block's barrier and fence, then
+    // the chain of read-modify-writes of `arrived`, then the release below, which is cumulative.
+    if (gridDim.x > 1) {
+      __threadfence();
+      if (atomicAdd(&launch_.counters->arrived, 1) + 1 != gridDim.x) return;
+      launch_.counters->arrived = 0;
+      __threadfence();
+    }
+    store_release(&launch_.doorbell->done, launch_.number + served_);
+  }
+
+  /// A call is served, and the host may order another one like it, with its buffers elsewhere.
+  /// Waits for that, not for long; false: the kernel is to end.
+  __device__ bool is_called_again() {
+    __shared__ volatile std::int64_t ordered[2];
+    if (threadIdx.x < 32) {
+      // Each lane looks at one of the four numbers: a single read over the bus. Acquire, for the
+      // whole block with the barrier below: what was in the buffers when the host gave the order
+      // must not be hidden by what caches hold of the call before.
+      const std::uint64_t* const order = launch_.doorbell->order + threadIdx.x % 4;
+      const std::uint32_t awaited = launch_.order + served_ + 1;
+      const std::uint64_t deadline = nanoseconds() + launch_.linger;
+      std::uint64_t seen;
+      bool is_there;
+      do {
+        seen = load_acquire(order);
+        is_there = __all_sync(~0u, seen >> 32 == awaited);
+      } while (!is_there && __all_sync(~0u, nanoseconds() < deadline));
+      const auto half = static_cast<std::uint32_t>(seen);
+      const int first = 2 * static_cast<int>(threadIdx.x % 2);
+      const std::uint32_t low = __shfl_sync(~0u, half, first);
+      const std::uint32_t high = __shfl_sync(~0u, half, first + 1);
+      const auto distance = static_cast<std::int64_t>(std::uint64_t{high} << 32 | low);
+      if (threadIdx.x < 2) ordered[threadIdx.x] = is_there ? distance : kLeave;
+      // The kernel's last store: a host that sees it launches another kernel for later calls.
+      if (threadIdx.x == 0 && (!is_there || distance == kLeave))
+        store_release(&launch_.doorbell->left, launch_.number + served_);
+    }
+    __syncthreads();
+    moved_[0] = ordered[0];
+    moved_[1] = ordered[1];
+    ++served_;
+    ++first_run_;
+    ++known_run_;
+    return moved_[0] != kLeave;
+  }
+
+  const Launched& launch_;
+  std::uint32_t first_run_ = 0, run_ = 0;
+  std::uint32_t known_run_ = 0;  // this one and all before it are over on all ranks
+  // A kernel that lingers: calls before this one, and where its buffers are, from those of the
+  // first.
+  std::uint32_t served_ = 0;
+  std::int64_t moved_[2] = {};
+  bool is_aborted_ = false;
+};
+
+}  // namespace trib::cuda
