@@ -122,9 +122,10 @@ struct DeviceRow {
 // slices above 4 MiB, on streams, too: docs/results.md has the figures.
 // clang-format off
 constexpr DeviceRow kDevice[] = {
-    {2,    32 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {2,    32 * KiB,   "one_shot", true,  132, 512},
     {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
-    {kAny, 96 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {kAny, 64 * KiB,   "one_shot", true,  132, 512},
+    {4,    512 * KiB,  "one_shot", false, 132, 4 * KiB},
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
     {1,    kAll,       "two_shot", false, 132, 16 * KiB},
@@ -134,9 +135,10 @@ constexpr DeviceRow kDevice[] = {
     {kAny, kAll,       "two_shot", false, 132, 16 * KiB},
 };
 constexpr DeviceRow kDeviceReduce[] = {
-    {2,    64 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {2,    64 * KiB,   "one_shot", true,  132, 512},
     {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
-    {kAny, 96 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {kAny, 64 * KiB,   "one_shot", true,  132, 512},
+    {4,    512 * KiB,  "one_shot", false, 132, 8 * KiB},
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
     {1,    kAll,       "two_shot", false, 132, 16 * KiB},
@@ -149,9 +151,9 @@ constexpr DeviceRow kDeviceReduce[] = {
 };
 // The reduce_scatters, and allgather, which moves as much from each rank to each.
 constexpr DeviceRow kDeviceScatter[] = {
-    {2,    64 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {2,    64 * KiB,   "one_shot", true,  132, 512},
     {2,    256 * KiB,  "one_shot", false, 132, 4 * KiB},
-    {kAny, 256 * KiB,  "one_shot", true,  32,  1 * KiB},
+    {kAny, 256 * KiB,  "one_shot", true,  132, 512},
     {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {1,    kAll,       "one_shot", false, 132, 16 * KiB},
     {2,    8 * MiB,    "one_shot", false, 132, 16 * KiB},
@@ -159,7 +161,10 @@ constexpr DeviceRow kDeviceScatter[] = {
     {2,    32 * MiB,   "one_shot", false, 132, 64 * KiB},
     {2,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
     {2,    kAll,       "one_shot", false, 132, 128 * KiB},
-    {kAny, kAll,       "one_shot", false, 132, 16 * KiB},
+    {kAny, 32 * MiB,   "one_shot", false, 132, 16 * KiB},
+    {4,    256 * MiB,  "one_shot", false, 132, 32 * KiB},
+    {4,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
+    {kAny, kAll,       "one_shot", false, 132, 32 * KiB},
 };
 // Not measured yet.
 constexpr DeviceRow kDeviceBroadcast[] = {
