@@ -145,6 +145,7 @@ Key Plans::key_of(const Plan& plan, Route route) const {
   key.can_gemv = key.can_copy && !has_no_gemv_ && plan.request.op == Op::sum &&
                  (plan.request.dtype == Dtype::f32 || plan.request.dtype == Dtype::f64);
   key.is_exact = is_exact(plan.request.dtype);
+  key.is_widened = is_widened(plan.request.dtype);
   return key;
 }
 

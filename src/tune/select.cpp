@@ -149,7 +149,7 @@ constexpr DeviceRow kDeviceReduce[] = {
     {kAny, 32 * MiB,   "two_shot", false, 132, 16 * KiB},
     {kAny, kAll,       "rootless", false, 132, 16 * KiB},
 };
-// The reduce_scatters, and allgather, which moves as much from each rank to each.
+// The reduce_scatters.
 constexpr DeviceRow kDeviceScatter[] = {
     {2,    64 * KiB,   "one_shot", true,  132, 512},
     {2,    256 * KiB,  "one_shot", false, 132, 4 * KiB},
@@ -166,7 +166,14 @@ constexpr DeviceRow kDeviceScatter[] = {
     {4,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
     {kAny, kAll,       "one_shot", false, 132, 32 * KiB},
 };
-// Not measured yet.
+// Not measured: what a reduce_scatter moves from each rank to each.
+constexpr DeviceRow kDeviceAllgather[] = {
+    {2,    64 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {2,    256 * KiB,  "one_shot", false, 132, 4 * KiB},
+    {kAny, 256 * KiB,  "one_shot", true,  32,  1 * KiB},
+    {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
+    {kAny, kAll,       "one_shot", false, 132, 16 * KiB},
+};
 constexpr DeviceRow kDeviceBroadcast[] = {
     {kAny, 64 * KiB,   "one_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
@@ -196,12 +203,14 @@ Choice by_copies(Choice choice, Engine engine) {
 /// The table's row, of those that `can_copy` permits.
 Choice device_choice(const Key& key, bool can_copy) {
   std::span<const DeviceRow> rows = kDevice;
-  if (has_chunk_per_rank(key.collective)) rows = kDeviceScatter;
+  if (is_scatter(key.collective)) rows = kDeviceScatter;
+  if (key.collective == Collective::allgather) rows = kDeviceAllgather;
   if (key.collective == Collective::broadcast) rows = kDeviceBroadcast;
   if (key.collective == Collective::reduce) rows = kDeviceReduce;
   for (const DeviceRow& row : rows)
     if (key.size <= row.ranks && key.bytes <= row.bytes &&
-        (row.engine == Engine::kernel || (can_copy && is_reduction(key.collective))))
+        (row.engine == Engine::kernel || (can_copy && is_reduction(key.collective))) &&
+        association_of(*find_algorithm(row.algorithm), key) == Association::rank_order)
       return {find_algorithm(row.algorithm),
               Reach::scratch,
               row.slice,
@@ -277,7 +286,7 @@ Choice select(const Key& key, const Config& config, const Findings* findings) {
                                       ": no such algorithm; accepted are " + names);
     }
     if (config.determinism == Config::Determinism::order &&
-        named->association != Association::rank_order)
+        association_of(*named, key) != Association::rank_order)
       throw Error(Code::argument,
                   "TRIB_ALGORITHM=" + std::string(wanted) +
                       " does not fold in rank order, which TRIB_DETERMINISM=order asks for");
@@ -303,6 +312,20 @@ bool is_exact(Dtype dtype) {
   return exact[static_cast<std::size_t>(dtype)];
 }
 
+bool is_widened(Dtype dtype) {
+#define TRIB_WIDENED(name, element, accumulator) (sizeof(accumulator) > sizeof(element)),
+  constexpr std::array<bool, kDtypes> widened{TRIB_DTYPES(TRIB_WIDENED)};
+#undef TRIB_WIDENED
+  return widened[static_cast<std::size_t>(dtype)];
+}
+
+Association association_of(const Algorithm& algorithm, const Key& key) {
+  if (algorithm.association == Association::chain &&
+      (!key.is_widened || key.collective != Collective::reduce || key.size < 3))
+    return Association::rank_order;
+  return algorithm.association;
+}
+
 Config::Determinism freedom_of(const Key& key, const Config& config) {
   if (key.is_exact) return Config::Determinism::any;
   // What stands in for a device gives the device's bits.
@@ -324,9 +347,10 @@ bool is_permitted(const Choice& choice, const Key& key, const Config& config) {
   if (algorithm->association == Association::devices) return key.shares_devices;
   switch (freedom_of(key, config)) {
     case Config::Determinism::run:
-      return algorithm->association == default_choice(key, config).algorithm->association;
+      return association_of(*algorithm, key) ==
+             association_of(*default_choice(key, config).algorithm, key);
     case Config::Determinism::order:
-      return algorithm->association == Association::rank_order;
+      return association_of(*algorithm, key) == Association::rank_order;
     case Config::Determinism::any:
       break;
   }

@@ -97,6 +97,9 @@ TEST(Select, CopyEnginesWhereTheyCanBeHad) {
     const Engine wanted = is_reduction(key.collective) ? Engine::copy : Engine::kernel;
     Config config;
     key.size = 4;
+    EXPECT_EQ(engine(512 * MiB, true, config),
+              is_scatter(key.collective) ? Engine::copy : Engine::kernel);
+    key.size = 8;
     EXPECT_EQ(engine(512 * MiB, true, config), Engine::kernel);
     key.size = 2;
     EXPECT_EQ(engine(512 * MiB, true, config), wanted) << name(key.collective);
