@@ -79,6 +79,12 @@ std::string describe(CUresult result) {
   return std::string(text) + " (CUDA error " + std::to_string(static_cast<int>(result)) + ")";
 }
 
+void wait_for_default_stream() {
+  const Driver& known = *driver();
+  if (known.cuStreamQuery_(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY)
+    check(known.cuStreamSynchronize_(CU_STREAM_LEGACY), "the default stream failed");
+}
+
 Current::Current(CUcontext context) : driver_(*driver()) {
   CUcontext now = nullptr;
   if (driver_.cuCtxGetCurrent_(&now) != CUDA_SUCCESS || now != context) {

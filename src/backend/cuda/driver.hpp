@@ -89,6 +89,9 @@ inline void check(CUresult result, const char* what) {
     throw Error(Code::device, std::string("cuda: ") + what + ": " + describe(result));
 }
 
+/// Until what is under way on the default stream of the current context is done.
+void wait_for_default_stream();
+
 /// While it lives, `context` is current in this thread and the driver may be asked for things that
 /// another thread's stream capture would forbid. Leaves the thread as it was.
 class Current {

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backend/cuda/exports.hpp"
+
+#include <atomic>
+
+namespace trib::cuda {
+
+struct Exports::Shown {
+  std::atomic<std::uint64_t> number;  // zero: taken back
+  CUipcMemHandle handle;              // written before `number`
+};
+
+/// Of a rank, in shared memory. It alone writes it.
+struct Exports::Table {
+  alignas(64) std::atomic<std::uint64_t> taken_back;  // counts
+  Shown shown[kShown];
+};
+
+Exports::Exports(int rank, int size, CUcontext context)
+    : rank_(rank),
+      context_(context),
+      driver_(*driver()),
+      own_(kShown),
+      peers_(static_cast<std::size_t>(size)) {}
+
+std::unique_ptr<Exports> Exports::open(Bootstrap& bootstrap, Config::Segment mode,
+                                       CUcontext context, std::string& why) {
+  auto exports = std::unique_ptr<Exports>(new Exports(bootstrap.rank(), bootstrap.size(), context));
+  exports->segment_ = Segment::open(bootstrap, sizeof(Table), mode, why);
+  return exports->segment_ ? std::move(exports) : nullptr;
+}
+
+Exports::~Exports() {
+  try {
+    const Current current(context_);
+    for (Peer& peer : peers_)
+      for (Mapped& mapped : peer.mapped) close(mapped);
+  } catch (const Error&) {
+    // The context is gone, and its mappings with it.
+  }
+}
+
+Exports::Table& Exports::table(int rank) const {
+  return *reinterpret_cast<Table*>(segment_->of(rank));
+}
+
+// ---------------------------------------------------------------------------- this rank's memory
+
+std::uint64_t Exports::show(const void* pointer, std::uint64_t kept, std::uint64_t& at) {
+  unsigned long long id = 0;
+  CUdeviceptr base = 0;
+  unsigned is_managed = 0;
+  CUpointer_attribute wanted[] = {CU_POINTER_ATTRIBUTE_BUFFER_ID,
+                                  CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                                  CU_POINTER_ATTRIBUTE_IS_MANAGED};
+  void* values[] = {&id, &base, &is_managed};
+  const auto address = reinterpret_cast<CUdeviceptr>(pointer);
+  if (driver_.cuPointerGetAttributes_(3, wanted, values, address) != CUDA_SUCCESS || id == 0 ||
+      base == 0 || is_managed != 0)
+    return 0;
+  at = address - base;
+  for (const Own& own : own_)
+    if (own.number != 0 && own.id == id && own.base == base) return own.is_shown ? own.number : 0;
+  // It may lie where another one was, which its peers have to let go first.
+  take_back_freed(kShown);
+  // A new one takes the place of the oldest.
+  if (kept != 0 && (last_number_ + 1) % kShown == kept % kShown) ++last_number_;
+  const std::uint64_t number = ++last_number_;
+  Own& own = own_[number % kShown];
+  Table& mine = table(rank_);
+  Shown& shown = mine.shown[number % kShown];
+  shown.number.store(0, std::memory_order_relaxed);
+  if (own.is_shown) mine.taken_back.fetch_add(1, std::memory_order_relaxed);
+  own = {number, base, id, false};
+  CUipcMemHandle handle;
+  own.is_shown = driver_.cuIpcGetMemHandle_(&handle, base) == CUDA_SUCCESS;
+  if (!own.is_shown) return 0;
+  shown.handle = handle;
+  // Release: pairs with the acquire in map(). The card that names the number comes later still.
+  shown.number.store(number, std::memory_order_release);
+  return number;
+}
+
+void Exports::take_back_freed(std::size_t looks) {
+  for (std::size_t i = 0, looked = 0; i < kShown && looked < looks; ++i) {
+    next_look_ = (next_look_ + 1) % kShown;
+    Own& own = own_[next_look_];
+    if (own.number == 0) continue;
+    ++looked;
+    unsigned long long id = 0;
+    CUpointer_attribute wanted[] = {CU_POINTER_ATTRIBUTE_BUFFER_ID};
+    void* values[] = {&id};
+    if (driver_.cuPointerGetAttributes_(1, wanted, values, own.base) == CUDA_SUCCESS &&
+        id == own.id)
+      continue;
+    Table& mine = table(rank_);
+    mine.shown[own.number % kShown].number.store(0, std::memory_order_relaxed);
+    mine.taken_back.fetch_add(1, std::memory_order_relaxed);  // the next meeting carries both
+    own = {};
+  }
+}
+
+// ------------------------------------------------------------------------------------ the others'
+
+bool Exports::reach(int rank, const Card& card, MappedBuffers& buffers) {
+  close_taken_back(rank);
+  bool is_reached = true;
+  const auto find = [&](std::uint64_t block, std::uint64_t at) -> void* {
+    if (block == 0) return nullptr;
+    const CUdeviceptr base = map(rank, block);
+    if (base == 0) is_reached = false;
+    return base == 0 ? nullptr : reinterpret_cast<void*>(base + at);
+  };
+  buffers = {find(card.in_block, card.in_at), find(card.out_block, card.out_at)};
+  return is_reached;
+}
+
+/// The base of an allocation that `rank` shows, or zero.
+CUdeviceptr Exports::map(int rank, std::uint64_t number) {
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  peer.mapped.resize(kShown);
+  Mapped& mapped = peer.mapped[number % kShown];
+  if (mapped.number == number) return mapped.base;
+  close(mapped);
+  const Shown& shown = table(rank).shown[number % kShown];
+  if (shown.number.load(std::memory_order_acquire) != number) return 0;
+  mapped.number = number;
+  if (driver_.cuIpcOpenMemHandle_(&mapped.base, shown.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) !=
+      CUDA_SUCCESS)
+    mapped.base = 0;
+  return mapped.base;
+}
+
+void Exports::close_taken_back(int rank) {
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  const std::uint64_t count = table(rank).taken_back.load(std::memory_order_relaxed);
+  if (count == peer.taken_back) return;
+  peer.taken_back = count;
+  for (Mapped& mapped : peer.mapped)
+    if (mapped.number != 0 && table(rank).shown[mapped.number % kShown].number.load(
+                                  std::memory_order_relaxed) != mapped.number)
+      close(mapped);
+}
+
+void Exports::close(Mapped& mapped) {
+  if (mapped.base != 0) driver_.cuIpcCloseMemHandle_(mapped.base);
+  mapped = {};
+}
+
+}  // namespace trib::cuda
