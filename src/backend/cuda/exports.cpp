@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backend/cuda/exports.hpp"
 
+#include <algorithm>
 #include <atomic>
 
 namespace trib::cuda {
@@ -16,16 +17,19 @@ struct Exports::Table {
   Shown shown[kShown];
 };
 
-Exports::Exports(int rank, int size, CUcontext context)
+Exports::Exports(int rank, int size, CUcontext context, std::uint64_t patience)
     : rank_(rank),
       context_(context),
       driver_(*driver()),
       own_(kShown),
+      patience_(patience),
       peers_(static_cast<std::size_t>(size)) {}
 
 std::unique_ptr<Exports> Exports::open(Bootstrap& bootstrap, Config::Segment mode,
-                                       CUcontext context, std::string& why) {
-  auto exports = std::unique_ptr<Exports>(new Exports(bootstrap.rank(), bootstrap.size(), context));
+                                       CUcontext context, std::uint64_t patience,
+                                       std::string& why) {
+  auto exports =
+      std::unique_ptr<Exports>(new Exports(bootstrap.rank(), bootstrap.size(), context, patience));
   exports->segment_ = Segment::open(bootstrap, sizeof(Table), mode, why);
   return exports->segment_ ? std::move(exports) : nullptr;
 }
@@ -46,32 +50,40 @@ Exports::Table& Exports::table(int rank) const {
 
 // ---------------------------------------------------------------------------- this rank's memory
 
-std::uint64_t Exports::show(const void* pointer, std::uint64_t kept, std::uint64_t& at) {
+std::uint64_t Exports::show(const void* pointer, std::uint64_t& at) {
+  ++shows_;
   unsigned long long id = 0;
   CUdeviceptr base = 0;
-  unsigned is_managed = 0;
-  CUpointer_attribute wanted[] = {CU_POINTER_ATTRIBUTE_BUFFER_ID,
-                                  CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-                                  CU_POINTER_ATTRIBUTE_IS_MANAGED};
-  void* values[] = {&id, &base, &is_managed};
+  unsigned is_managed = 0, has_handle = 0;
+  CUpointer_attribute wanted[] = {
+      CU_POINTER_ATTRIBUTE_BUFFER_ID, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+      CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE};
+  void* values[] = {&id, &base, &is_managed, &has_handle};
   const auto address = reinterpret_cast<CUdeviceptr>(pointer);
-  if (driver_.cuPointerGetAttributes_(3, wanted, values, address) != CUDA_SUCCESS || id == 0 ||
-      base == 0 || is_managed != 0)
+  if (driver_.cuPointerGetAttributes_(4, wanted, values, address) != CUDA_SUCCESS || id == 0 ||
+      base == 0 || is_managed != 0 || has_handle == 0)
     return 0;
   at = address - base;
-  for (const Own& own : own_)
-    if (own.number != 0 && own.id == id && own.base == base) return own.is_shown ? own.number : 0;
+  for (Own& own : own_)
+    if (own.number != 0 && own.id == id && own.base == base) {
+      own.used = shows_;
+      return own.is_shown ? own.number : 0;
+    }
   // It may lie where another one was, which its peers have to let go first.
   take_back_freed(kShown);
-  // A new one takes the place of the oldest.
-  if (kept != 0 && (last_number_ + 1) % kShown == kept % kShown) ++last_number_;
-  const std::uint64_t number = ++last_number_;
-  Own& own = own_[number % kShown];
+  Own* const place = place_for_new();
+  if (place == nullptr) return 0;
+  Own& own = *place;
+  // The next number of this place.
+  const auto index = static_cast<std::uint64_t>(place - own_.data());
+  const std::uint64_t number =
+      last_number_ + 1 + (index + kShown - (last_number_ + 1) % kShown) % kShown;
+  last_number_ = number;
   Table& mine = table(rank_);
-  Shown& shown = mine.shown[number % kShown];
+  Shown& shown = mine.shown[index];
   shown.number.store(0, std::memory_order_relaxed);
-  if (own.is_shown) mine.taken_back.fetch_add(1, std::memory_order_relaxed);
-  own = {number, base, id, false};
+  if (own.is_shown) mine.taken_back.fetch_add(1, std::memory_order_release);
+  own = {number, base, id, shows_, false};
   CUipcMemHandle handle;
   own.is_shown = driver_.cuIpcGetMemHandle_(&handle, base) == CUDA_SUCCESS;
   if (!own.is_shown) return 0;
@@ -79,6 +91,14 @@ std::uint64_t Exports::show(const void* pointer, std::uint64_t kept, std::uint64
   // Release: pairs with the acquire in map(). The card that names the number comes later still.
   shown.number.store(number, std::memory_order_release);
   return number;
+}
+
+/// A free one, or the one that was not used for the longest time. Null: that was too recently.
+Exports::Own* Exports::place_for_new() {
+  const auto found = std::min_element(own_.begin(), own_.end(), [](const Own& a, const Own& b) {
+    return a.used < b.used;  // of a free place: zero
+  });
+  return found->number == 0 || shows_ - found->used > patience_ ? &*found : nullptr;
 }
 
 void Exports::take_back_freed(std::size_t looks) {
@@ -95,7 +115,8 @@ void Exports::take_back_freed(std::size_t looks) {
       continue;
     Table& mine = table(rank_);
     mine.shown[own.number % kShown].number.store(0, std::memory_order_relaxed);
-    mine.taken_back.fetch_add(1, std::memory_order_relaxed);  // the next meeting carries both
+    // Release: pairs with the acquire in close_taken_back().
+    mine.taken_back.fetch_add(1, std::memory_order_release);
     own = {};
   }
 }
@@ -131,9 +152,13 @@ CUdeviceptr Exports::map(int rank, std::uint64_t number) {
   return mapped.base;
 }
 
+void Exports::close_taken_back() {
+  for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) close_taken_back(rank);
+}
+
 void Exports::close_taken_back(int rank) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  const std::uint64_t count = table(rank).taken_back.load(std::memory_order_relaxed);
+  const std::uint64_t count = table(rank).taken_back.load(std::memory_order_acquire);
   if (count == peer.taken_back) return;
   peer.taken_back = count;
   for (Mapped& mapped : peer.mapped)

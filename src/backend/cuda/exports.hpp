@@ -25,8 +25,10 @@ namespace trib::cuda {
 class Exports {
  public:
   /// Collective. Null on all ranks alike: `why` says what was missing.
+  /// Where all places are taken, a new allocation gets that of one that show() was not asked for
+  /// `patience` times: to map it takes as long as many calls that do without.
   static std::unique_ptr<Exports> open(Bootstrap& bootstrap, Config::Segment mode,
-                                       CUcontext context, std::string& why);
+                                       CUcontext context, std::uint64_t patience, std::string& why);
   ~Exports();  ///< closes all mappings
   Exports(const Exports&) = delete;
   Exports& operator=(const Exports&) = delete;
@@ -34,8 +36,8 @@ class Exports {
   // This rank's memory, in its context.
 
   /// The number of the allocation that holds the buffer, and the buffer's place in it; zero: peers
-  /// cannot map it. `kept`: a number that must not lose its place.
-  std::uint64_t show(const void* pointer, std::uint64_t kept, std::uint64_t& at);
+  /// cannot map it, or too many others are in use.
+  std::uint64_t show(const void* pointer, std::uint64_t& at);
   /// Looks at `looks` of the allocations that this rank shows: whether the program has freed them.
   void take_back_freed(std::size_t looks);
 
@@ -44,6 +46,8 @@ class Exports {
   /// Where the buffers are that `card` of `rank` names, null for one that it does not. False: some
   /// cannot be mapped. Closes what the rank has taken back: no kernel may be using it.
   bool reach(int rank, const Card& card, MappedBuffers& buffers);
+  /// The same of all ranks: closes what they have taken back.
+  void close_taken_back();
 
  private:
   static constexpr std::size_t kShown = kShownBlocks;
@@ -54,6 +58,7 @@ class Exports {
     std::uint64_t number = 0;
     CUdeviceptr base = 0;
     unsigned long long id = 0;  // unique in the process: addresses are used again
+    std::uint64_t used = 0;     // the last show() that asked for it
     bool is_shown = false;      // otherwise the driver has no handle for it
   };
   /// One of a peer's. `base` zero: it could not be mapped.
@@ -66,8 +71,9 @@ class Exports {
     std::uint64_t taken_back = 0;  // as far as this rank has looked
   };
 
-  Exports(int rank, int size, CUcontext context);
+  Exports(int rank, int size, CUcontext context, std::uint64_t patience);
   Table& table(int rank) const;
+  Own* place_for_new();
   CUdeviceptr map(int rank, std::uint64_t number);
   void close_taken_back(int rank);
   void close(Mapped& mapped);
@@ -77,7 +83,8 @@ class Exports {
   const Driver& driver_;
   std::unique_ptr<Segment> segment_;
   std::vector<Own> own_;
-  std::uint64_t last_number_ = 0;
+  const std::uint64_t patience_;
+  std::uint64_t last_number_ = 0, shows_ = 0;
   std::size_t next_look_ = 0;  // in own_
   std::vector<Peer> peers_;    // by rank
 };

@@ -16,7 +16,7 @@ std::unique_ptr<Sharing> Sharing::open(Bootstrap& bootstrap, Config::Segment mod
   auto sharing = std::unique_ptr<Sharing>(new Sharing(bootstrap.rank(), device_of, context));
   sharing->segment_ = Segment::open(bootstrap, sizeof(std::atomic<std::uint64_t>), mode, why);
   if (!sharing->segment_) return nullptr;
-  sharing->exports_ = Exports::open(bootstrap, mode, context, why);
+  sharing->exports_ = Exports::open(bootstrap, mode, context, /*patience=*/1, why);
   return sharing->exports_ ? std::move(sharing) : nullptr;
 }
 
@@ -34,7 +34,7 @@ void Sharing::show(Card& card, const void* in, const void* out) {
                             std::uint64_t& at) {
     if (memory == Memory::pinned) memory = Memory::host;
     if (memory != Memory::device) return;
-    block = exports_->show(pointer, card.in_block, at);
+    block = exports_->show(pointer, at);
     if (block == 0) memory = Memory::distant;
   };
   show_one(card.in, in, card.in_block, card.in_at);
