@@ -97,16 +97,19 @@ struct Card {
   /// Another call that waits on a device is under way in the same process.
   bool is_contended = false;
   bool is_ready = false;  ///< the device's driver is in use here
-  /// Where the buffers are in the rank's SharedHeap; or, of a rank that shares its device, in the
-  /// allocations of these numbers.
+  /// Where the buffers are in the rank's SharedHeap; or, on a device, in the allocations of these
+  /// numbers.
   std::uint64_t in_at = SharedHeap::kNowhere, out_at = SharedHeap::kNowhere;
   std::uint64_t in_block = 0, out_block = 0;  ///< zero: there is none, or it is not shown
-  bool is_reached = true;  ///< of a device's leader: whether it can map what its ranks have shown
+  bool is_reached = true;  ///< whether this rank can map what it needs of what others have shown
 };
 
 /// A rank shows at most so many allocations at a time; number n takes the place of n -
 /// kShownBlocks.
 inline constexpr std::size_t kShownBlocks = 64;
+
+/// Bytes that kernels move at a time: they are quicker with buffers that are aligned to it.
+inline constexpr std::size_t kDeviceUnit = 16;
 
 /// What ranks may meet for before calls.
 enum class Occasion : std::uint8_t {
@@ -226,8 +229,11 @@ class DeviceChannel {
     static const Level none;
     return none;
   }
-  /// For shared devices, before a meeting: adds to the card what others have to know of this rank's
-  /// buffers.
+  /// Whether kernels can work on the buffers of all ranks, each on a device of its own, where these
+  /// can be mapped: schedules of Reach::map can be loaded, and arguments name all ranks' buffers.
+  virtual bool can_map() const { return false; }
+  /// For shared devices, or buffers that all ranks are to map, before a meeting: adds to the card
+  /// what others have to know of this rank's buffers.
   virtual void show(Card& card, const void* in, const void* out) {
     (void)card, (void)in, (void)out;
   }
@@ -237,6 +243,8 @@ class DeviceChannel {
     (void)met, (void)in, (void)out, (void)mapped;
     return true;
   }
+  /// In calls that do without: lets go of what others have shown, and their programs have freed.
+  virtual void tidy_up() {}
   /// To be called while the peers have not all posted a call yet: finds out what its launch will
   /// want to know.
   virtual void look_ahead() {}

@@ -222,6 +222,8 @@ const std::vector<Setting>& settings() {
       choice("TRIB_DEVICE", &Config::device, {"auto", "off"}, true, "off: buffers on a GPU go through host memory"),
       choice("TRIB_P2P", &Config::peer_access, {"auto", "off"}, true,
              "off: kernels reach other GPUs through pinned host memory, as they do anyway where GPUs cannot map each other's memory"),
+      choice("TRIB_MAP", &Config::map, {"auto", "off", "always"}, true,
+             "whether kernels read and write the buffers of all GPUs themselves, in blocking reductions: auto: where that is known to pay and nothing else is asked for; always: wherever it is possible; off: nowhere"),
       choice("TRIB_PROTOCOL", &Config::protocol, {"auto", "packet", "simple"}, true,
              "how GPUs tell each other that data is there: packet: in every 8 bytes; simple: by a flag that follows"),
       choice("TRIB_ENGINE", &Config::engine, {"auto", "kernel", "copy", "gemv"}, true,

@@ -35,6 +35,9 @@ constexpr int kFirstSpinDevice = 2000;
 
 constexpr std::size_t kPlans = 32;
 
+/// Calls that do without mapped memory between two looks whether it is still there.
+constexpr std::uint32_t kIdleCalls = 64;
+
 /// Between two looks whether a peer's process is there.
 constexpr auto kAliveInterval = std::chrono::milliseconds(100);
 
@@ -97,7 +100,7 @@ void Communicator::count_empty(const Request& request) {
 }
 
 void Communicator::run_path(Path& path, Plan& plan, Route route, const void* in, void* out) {
-  if (path.arguments.is_large && route != Route::device && !channel_->has_data())
+  if (path.arguments.is_large && !is_on_device(route) && !channel_->has_data())
     reserve_data(plan, route);
   path.arguments.in = in;
   path.arguments.out = out;
@@ -105,7 +108,7 @@ void Communicator::run_path(Path& path, Plan& plan, Route route, const void* in,
   last_algorithm_ = loaded.algorithm.c_str();
   ++loaded.calls;
   loaded.bytes += plan.bytes;
-  const int spin = route == Route::device ? kFirstSpinDevice : spin_;
+  const int spin = is_on_device(route) ? kFirstSpinDevice : spin_;
   if (!group_.config.stats) {
     wait(loaded.program->launch(path.arguments), spin);
   } else {
@@ -208,8 +211,14 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
       route = meet(card, request, plan);
     }
   }
-  if (route == Route::device && devices_.are_shared && !reach(card, request, plan))
+  if (route == Route::device && devices_.are_shared && !reach(card, request, plan, route))
     route = Route::staged;
+  if (route == Route::device && may_map(plan) &&
+      devices_.are_mappable(*channel_, group_.size, request) &&
+      reach(card, request, plan, Route::device_mapped))
+    route = Route::device_mapped;
+  else if (devices_.channel && ++idle_calls_ % kIdleCalls == 0)
+    devices_.channel->tidy_up();
   while (route == Route::device) {
     const Engine engine =
         plans_->path(plan, route, group_.findings(), devices_.channel.get()).choice.engine;
@@ -220,7 +229,7 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
           plans_->path(plan, route, group_.findings(), devices_.channel.get()).choice.engine))
     route = Route::staged;  // too much for a kernel
   Path& path = plans_->path(plan, route, group_.findings(), devices_.channel.get());
-  if (route == Route::device) {
+  if (is_on_device(route)) {
     path.arguments.mapped = mapped_.data();
     return run_path(path, plan, route, request.in, request.out);
   }
@@ -257,26 +266,41 @@ void Communicator::meet(const Card& card) {
 
 Card Communicator::device_card(const Request& request, const Plan& plan, const DeviceCall& call) {
   Card card = devices_.card(request, call);
-  if (!devices_.are_shared) return card;
+  if (!devices_.channel) return card;
   const auto in = reinterpret_cast<std::uintptr_t>(request.in);
   const auto out = reinterpret_cast<std::uintptr_t>(request.out);
+  const bool is_scattered = is_scatter(request.collective);
   // Kernels that write a scattered result over what they have yet to read keep it aside; not so for
-  // several ranks.
-  if (is_scatter(request.collective) && out < in + plan.bytes && in < out + plan.out_bytes)
-    card.is_contended = true;
-  devices_.channel->show(card, request.in, request.out);
+  // several ranks, nor where peers read it.
+  const bool is_in_the_way = is_scattered && out < in + plan.bytes && in < out + plan.out_bytes;
+  if (devices_.are_shared) {
+    if (is_in_the_way) card.is_contended = true;
+    devices_.channel->show(card, request.in, request.out);
+  } else if (may_map(plan)) {
+    const bool is_aligned = (in | out) % kDeviceUnit == 0;
+    // Scattered results are stored by their own rank.
+    if (!is_in_the_way && (is_aligned || group_.config.map == Config::Map::always))
+      devices_.channel->show(card, request.in, is_scattered ? nullptr : request.out);
+  }
   return card;
 }
 
+/// Whether kernels are to work on the buffers of all ranks, if these can be mapped. The same on all
+/// ranks.
+bool Communicator::may_map(const Plan& plan) const {
+  return plan.is_mappable_on_device && !devices_.are_shared && devices_.channel &&
+         devices_.channel->can_map();
+}
+
 /// After the meeting with `card`, which may be followed by another one: finds out where the buffers
-/// of all ranks on this rank's device are. False (on all ranks alike): kernels cannot serve the
-/// call.
-bool Communicator::reach(Card& card, const Request& request, Plan& plan) {
-  if (!plans_->can_use(plan, group_.findings(), devices_.channel.get())) return false;
+/// are that this rank's kernels are to reach, of all ranks on its device or of all there are. False
+/// (on all ranks alike): kernels cannot serve the call on `route`.
+bool Communicator::reach(Card& card, const Request& request, Plan& plan, Route route) {
+  if (!plans_->can_use(plan, route, group_.findings(), devices_.channel.get())) return false;
   const bool has_news = devices_.has_news(*channel_, group_.size);
   card.is_reached = devices_.channel->reach(*channel_, request.in, request.out, mapped_);
   if (!has_news) {
-    if (!card.is_reached) throw Error(Code::device, "a rank's buffers on this GPU are gone");
+    if (!card.is_reached) throw Error(Code::device, "another rank's buffers are gone");
     return true;
   }
   meet(card);

@@ -114,7 +114,8 @@ class Communicator {
   void meet(const Card& card);
   Route meet(Card& card, const Request& request, const Plan& plan);
   Card device_card(const Request& request, const Plan& plan, const DeviceCall& call);
-  bool reach(Card& card, const Request& request, Plan& plan);
+  bool may_map(const Plan& plan) const;
+  bool reach(Card& card, const Request& request, Plan& plan, Route route);
   void open_device(const Request& request, Plan& plan);
   bool may_share(const Level& device_of, std::string& why) const;
   void settle(Task& task);
@@ -151,6 +152,7 @@ class Communicator {
   Devices devices_;
   bool meets_ = false;  // ranks meet before every call: some use a device
   bool maps_ = false;   // ranks meet before calls for Route::mapped: some have such buffers
+  std::uint32_t idle_calls_ = 0;    // that did without memory that devices have mapped
   bool heaps_are_refused_ = false;  // ranks cannot map each other's heaps
   std::unique_ptr<PeerHeaps> heaps_;
   std::vector<MappedBuffers> mapped_;  // of the call under way

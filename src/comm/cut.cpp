@@ -68,6 +68,16 @@ void cut_passes(Arguments& arguments, const Choice& choice, const Program& progr
     arguments.slice = std::max<std::size_t>((slice > 64 ? slice / 64 * 64 : slice) / element, 1);
     return;
   }
+  if (choice.reach == Reach::map) {  // in one pass, a thread for every 16 bytes if there are enough
+    constexpr std::size_t kThreads = 512;
+    const std::size_t share = (longest + blocks - 1) / blocks;
+    const std::size_t slice = std::max(choice.slice_bytes, (share + 511) / 512 * 512);
+    arguments.slice = std::max<std::size_t>(arguments.longest, 1);
+    arguments.blocks = static_cast<int>((longest + slice - 1) / slice);
+    arguments.threads =
+        static_cast<int>(std::clamp<std::size_t>((slice / 16 + 31) / 32 * 32, 32, kThreads));
+    return;
+  }
   std::size_t slice = is_small ? longest : std::min(choice.slice_bytes, longest);
   // Rounded up: with one pass more than blocks, a block would take twice as long.
   const std::size_t even = ((longest + blocks - 1) / blocks + 63) / 64 * 64;

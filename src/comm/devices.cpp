@@ -50,14 +50,27 @@ Route Devices::route(const HostChannel& met, int size, const Request& request,
       is_any_beyond = is_any_beyond || is_beyond_host(memory);
       is_any_host = is_any_host || memory == Memory::host || memory == Memory::distant;
     }
-    is_any_contended = is_any_contended || card.is_contended || is_refused(rank, card.in_block) ||
-                       is_refused(rank, card.out_block);
+    is_any_contended =
+        is_any_contended || card.is_contended ||
+        (are_shared && (is_refused(rank, card.in_block) || is_refused(rank, card.out_block)));
     are_all_ready = are_all_ready && card.is_ready;
   }
   if (!is_any_beyond) return Route::host;
   const bool is_served =
       are_all_ready && !is_any_host && !is_any_contended && can_serve(request, elements);
   return is_served ? Route::device : Route::staged;
+}
+
+bool Devices::are_mappable(const HostChannel& met, int size, const Request& request) const {
+  for (int rank = 0; rank < size; ++rank) {
+    const Card card = met.card(rank);
+    const bool gets_results = request.collective == Collective::allreduce ||
+                              (request.collective == Collective::reduce && rank == request.root);
+    if (card.in_block == 0 || is_refused(rank, card.in_block) ||
+        (gets_results && (card.out_block == 0 || is_refused(rank, card.out_block))))
+      return false;
+  }
+  return true;
 }
 
 bool Devices::has_news(const HostChannel& met, int size) {

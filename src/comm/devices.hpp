@@ -59,7 +59,11 @@ struct Devices {
   Route route(const HostChannel& met, int size, const Request& request,
               std::uint64_t elements) const;
 
-  // Shared devices: allocations are known by their numbers on the cards.
+  // Shared devices, and buffers that are to be mapped: allocations are known by their numbers on
+  // the cards.
+
+  /// Whether the cards of a meeting on `met` name all the memory that peers' kernels are to reach.
+  bool are_mappable(const HostChannel& met, int size, const Request& request) const;
 
   /// Whether the cards of a meeting name allocations that no card named before.
   bool has_news(const HostChannel& met, int size);

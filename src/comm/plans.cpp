@@ -23,6 +23,17 @@ constexpr std::size_t kStreamTotal = 128u << 20;
 /// than 14.8 for 16 MiB.
 constexpr std::size_t kScatteredSlice = 16u << 10;
 
+/// Whether the parts of a vector that ranks end with begin where kernels can load whole units.
+bool has_aligned_parts(const Plan& plan) {
+  if (!is_scatter(plan.request.collective)) return true;
+  std::size_t begin = 0, bits = 0;
+  for (const std::size_t count : plan.counts) {
+    bits |= begin;
+    begin += count * bytes(plan.request.dtype);
+  }
+  return bits % kDeviceUnit == 0;
+}
+
 }  // namespace
 
 Shape Group::shape(Collective collective, int root) const {
@@ -96,6 +107,9 @@ void Plans::make(Plan& plan, const Request& request) const {
                    std::find(plan.counts.begin(), plan.counts.end(), 0) == plan.counts.end());
   for (Path& path : plan.paths) path.is_made = false;
   plan.is_mappable = mapped_choice(key_of(plan, Route::mapped), group_.config).has_value();
+  plan.is_mappable_on_device =
+      select(key_of(plan, Route::device_mapped), group_.config).reach == Reach::map &&
+      (group_.config.map == Config::Map::always || has_aligned_parts(plan));
   plan.is_made = true;
 }
 
@@ -133,7 +147,7 @@ Key Plans::key_of(const Plan& plan, Route route) const {
   key.size = group_.size;
   key.bytes = plan.bytes;
   key.can_attach = channel_.can_attach();
-  key.place = route == Route::device   ? Key::Place::device
+  key.place = is_on_device(route)      ? Key::Place::device
               : route == Route::staged ? Key::Place::staged
                                        : Key::Place::host;
   // Kernels serve ranks that share devices in blocking calls only.
@@ -144,6 +158,8 @@ Key Plans::key_of(const Plan& plan, Route route) const {
   key.can_copy = !has_no_copies_ && !key.shares_devices && plan.request.form == Form::blocking;
   key.can_gemv = key.can_copy && !has_no_gemv_ && plan.request.op == Op::sum &&
                  (plan.request.dtype == Dtype::f32 || plan.request.dtype == Dtype::f64);
+  key.can_map =
+      route == Route::device_mapped && !key.shares_devices && plan.request.form == Form::blocking;
   key.is_exact = is_exact(plan.request.dtype);
   key.is_widened = is_widened(plan.request.dtype);
   return key;
@@ -191,7 +207,7 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
   const Request& request = plan.request;
   const Config& config = group_.config;
   const std::size_t element = bytes(request.dtype);
-  const bool is_device = route == Route::device;
+  const bool is_device = is_on_device(route);
   if (!is_device) device = nullptr;
   path.choice = choice;
   // Packets are twice the bytes, and come one by one: over the bus that soon costs more than flags.

@@ -67,10 +67,13 @@ struct Group {
   std::vector<std::unique_ptr<const Findings>> all_findings_;
 };
 
-/// Where a call runs. Staged: on the host, although buffers are on a device. Mapped: on the host,
-/// where ranks have mapped each other's buffers.
-enum class Route : std::uint8_t { host, staged, device, mapped };
-inline constexpr int kRoutes = 4;
+/// Where a call runs. Staged: on the host, although buffers are on a device. Mapped: where ranks
+/// have mapped each other's buffers.
+enum class Route : std::uint8_t { host, staged, device, mapped, device_mapped };
+inline constexpr int kRoutes = 5;
+constexpr bool is_on_device(Route route) {
+  return route == Route::device || route == Route::device_mapped;
+}
 
 /// A lowered schedule on a channel, and what it has served.
 struct Loaded {
@@ -109,10 +112,11 @@ struct Plan {
   std::size_t bytes = 0;      // of the vector
   std::size_t out_bytes = 0;  // of this rank's result
   Signature signature;
-  std::array<Path, kRoutes> paths;  // by Route, made when they are needed first
-  bool is_mappable = false;         // Route::mapped is for it, if the buffers are
-  bool is_joint = false;            // every rank's result needs every rank's contribution
-  const void* seen_in = nullptr;    // the buffers of the last call, which used no device
+  std::array<Path, kRoutes> paths;     // by Route, made when they are needed first
+  bool is_mappable = false;            // Route::mapped is for it, if the buffers are
+  bool is_mappable_on_device = false;  // the same of Route::device_mapped
+  bool is_joint = false;               // every rank's result needs every rank's contribution
+  const void* seen_in = nullptr;       // the buffers of the last call, which used no device
   const void* seen_out = nullptr;
 
   bool is_for(const Request& other, int size) const;
@@ -139,7 +143,7 @@ class Plans {
     return plan;
   }
   /// `findings` are those that hold where the plan's call stands in the program. `device` is the
-  /// device's channel; it is used on that route only.
+  /// device's channel; it is used on its routes only.
   Path& path(Plan& plan, Route route, const Findings& findings, DeviceChannel* device = nullptr) {
     Path& path = plan.paths[static_cast<std::size_t>(route)];
     if (!path.is_made) [[unlikely]]
@@ -153,11 +157,10 @@ class Plans {
     return path;
   }
   /// False: kernels have no room for what the tables say, on all ranks alike. Then there is no path
-  /// for Route::device.
-  bool can_use(Plan& plan, const Findings& findings, DeviceChannel* device) {
-    Path& path = plan.paths[static_cast<std::size_t>(Route::device)];
-    return path.is_made ||
-           make_path_for(choose(plan, Route::device, findings), plan, path, Route::device, device);
+  /// for `route`.
+  bool can_use(Plan& plan, Route route, const Findings& findings, DeviceChannel* device) {
+    Path& path = plan.paths[static_cast<std::size_t>(route)];
+    return path.is_made || make_path_for(choose(plan, route, findings), plan, path, route, device);
   }
   /// Makes `path` for a choice of the caller's. False: it has no room.
   bool make_path_for(const Choice& choice, const Plan& plan, Path& path, Route route,

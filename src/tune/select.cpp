@@ -114,7 +114,13 @@ struct DeviceRow {
   int blocks;
   std::size_t slice;  // bytes of a chunk per pass, at least
   Engine engine = Engine::kernel;
+  Reach reach = Reach::scratch;  // map: for buffers that are mapped; the rows behind it for others
 };
+
+/// Kernels that work on mapped buffers: a block takes so many bytes of a chunk, at least. And they
+/// count in 32 bits.
+constexpr std::size_t kMappedSlice = 2 * KiB;
+constexpr std::size_t kMostMapped = 2048 * MiB;
 
 // GPUs, one rank each; a single one is shared by all. All of these fold in rank order, and so does
 // what stands in for them. Measured on 2026-11-21 with `trib bench allreduce --memory cuda`: 2 and
@@ -123,8 +129,11 @@ struct DeviceRow {
 // clang-format off
 constexpr DeviceRow kDevice[] = {
     {2,    32 * KiB,   "one_shot", true,  132, 512},
+    {2,    96 * KiB,   "one_shot", false, 132, 4 * KiB},
+    {2,    8192 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {kAny, 64 * KiB,   "one_shot", true,  132, 512},
+    {kAny, 8192 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {4,    512 * KiB,  "one_shot", false, 132, 4 * KiB},
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
@@ -136,8 +145,11 @@ constexpr DeviceRow kDevice[] = {
 };
 constexpr DeviceRow kDeviceReduce[] = {
     {2,    64 * KiB,   "one_shot", true,  132, 512},
+    {2,    96 * KiB,   "one_shot", false, 132, 4 * KiB},
+    {2,    8192 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {kAny, 64 * KiB,   "one_shot", true,  132, 512},
+    {kAny, 8192 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {4,    512 * KiB,  "one_shot", false, 132, 8 * KiB},
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
@@ -154,6 +166,8 @@ constexpr DeviceRow kDeviceScatter[] = {
     {2,    64 * KiB,   "one_shot", true,  132, 512},
     {2,    256 * KiB,  "one_shot", false, 132, 4 * KiB},
     {kAny, 256 * KiB,  "one_shot", true,  132, 512},
+    {kAny, 512 * KiB,  "one_shot", false, 132, 4 * KiB},
+    {kAny, 8192 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {1,    kAll,       "one_shot", false, 132, 16 * KiB},
     {2,    8 * MiB,    "one_shot", false, 132, 16 * KiB},
@@ -200,19 +214,28 @@ Choice by_copies(Choice choice, Engine engine) {
   return choice;
 }
 
-/// The table's row, of those that `can_copy` permits.
-Choice device_choice(const Key& key, bool can_copy) {
+/// Whether kernels may work on mapped buffers, as far as the settings go.
+bool may_map(const Key& key, const Config& config) {
+  if (!key.can_map || !is_reduction(key.collective) || key.bytes > kMostMapped) return false;
+  if (config.map != Config::Map::automatic) return config.map == Config::Map::always;
+  return std::string_view(config.algorithm) == "auto" && config.slice == 0 &&
+         config.protocol == Config::Protocol::automatic &&
+         (config.engine == Config::Engine::automatic || config.engine == Config::Engine::kernel);
+}
+
+/// The table's row, of those that `can_copy` and `can_map` permit.
+Choice device_choice(const Key& key, bool can_copy, bool can_map) {
   std::span<const DeviceRow> rows = kDevice;
   if (is_scatter(key.collective)) rows = kDeviceScatter;
   if (key.collective == Collective::allgather) rows = kDeviceAllgather;
   if (key.collective == Collective::broadcast) rows = kDeviceBroadcast;
   if (key.collective == Collective::reduce) rows = kDeviceReduce;
   for (const DeviceRow& row : rows)
-    if (key.size <= row.ranks && key.bytes <= row.bytes &&
+    if (key.size <= row.ranks && key.bytes <= row.bytes && (row.reach != Reach::map || can_map) &&
         (row.engine == Engine::kernel || (can_copy && is_reduction(key.collective))) &&
         association_of(*find_algorithm(row.algorithm), key) == Association::rank_order)
       return {find_algorithm(row.algorithm),
-              Reach::scratch,
+              row.reach,
               row.slice,
               row.engine,
               row.is_packet,
@@ -249,9 +272,15 @@ constexpr bool kIsWhole<Pair<Value, Index>> = std::integral<Value>&& std::integr
 /// What the default table says.
 Choice default_choice(const Key& key, const Config& config) {
   // Protocols are the kernels': who names one wants these.
-  if (key.place == Key::Place::device)
-    return device_choice(key, key.can_copy && config.engine != Config::Engine::kernel &&
-                                  config.protocol == Config::Protocol::automatic);
+  if (key.place == Key::Place::device) {
+    const bool can_map = may_map(key, config);
+    if (can_map && config.map == Config::Map::always)
+      return {find_algorithm("two_shot"), Reach::map, kMappedSlice, Engine::kernel, false, 132};
+    return device_choice(key,
+                         key.can_copy && config.engine != Config::Engine::kernel &&
+                             config.protocol == Config::Protocol::automatic,
+                         can_map);
+  }
   if (key.shares_devices) return {find_algorithm("gpu_two_shot"), Reach::scratch, kLong};
   return host_choice(
       key, config.determinism == Config::Determinism::order || key.place != Key::Place::host);
@@ -266,6 +295,10 @@ Choice select(const Key& key, const Config& config, const Findings* findings) {
                 "that of the ranks");
   const std::string_view wanted = config.algorithm;
   Choice choice = default_choice(key, config);
+  if (choice.reach == Reach::map) {  // which tuning does not try, and so knows nothing better than
+    if (config.blocks > 0) choice.blocks = static_cast<int>(config.blocks);
+    return choice;
+  }
   if (findings != nullptr && wanted == "auto" && !key.shares_devices)
     choice = findings->choose(key, config, choice);
   if (key.place == Key::Place::device) {

@@ -30,6 +30,8 @@ struct Key {
   bool can_copy = false;
   /// The same, and the library for matrices knows the operator and the type.
   bool can_gemv = false;
+  /// Devices: kernels may reach the buffers of all ranks, which have mapped them.
+  bool can_map = false;
   /// Devices have several ranks, `staged` too: to the same bits. On the device, `size` counts
   /// devices.
   bool shares_devices = false;
@@ -53,8 +55,8 @@ struct Choice {
 class Findings;
 
 /// Obeys the settings `algorithm` (in collectives that it serves), `determinism`, `attach`,
-/// `slice`, `protocol`, `engine` and `blocks`, and where they say nothing, the findings. Throws
-/// Error(Code::argument) where settings contradict each other or name no algorithm.
+/// `slice`, `protocol`, `engine`, `map` and `blocks`, and where they say nothing, the findings.
+/// Throws Error(Code::argument) where settings contradict each other or name no algorithm.
 Choice select(const Key& key, const Config& config, const Findings* findings = nullptr);
 
 /// For ranks whose buffers lie in memory that all have mapped (Reach::map). Nothing: another way is

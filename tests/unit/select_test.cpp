@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <vector>
 
 #include "base/error.hpp"
+#include "tune/findings.hpp"
 
 namespace trib {
 namespace {
@@ -114,6 +116,75 @@ TEST(Select, CopyEnginesWhereTheyCanBeHad) {
     EXPECT_FALSE(select(key, config).is_packet && wanted == Engine::copy);
     EXPECT_EQ(engine(1, false, config), Engine::kernel);
   }
+}
+
+TEST(Select, MappedBuffersWhereTheyCanBeHad) {
+  constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
+  for (int collective = 0; collective < kAllCollectives; ++collective)
+    for (const int size : {2, 3, 8})
+      for (std::size_t bytes = 1; bytes < 4096 * MiB; bytes *= 2) {
+        Key key;
+        key.collective = static_cast<Collective>(collective);
+        key.size = size;
+        key.bytes = bytes;
+        key.place = Key::Place::device;
+        const Choice otherwise = select(key, Config{});
+        EXPECT_EQ(otherwise.reach, Reach::scratch);
+        key.can_map = true;
+        const bool can = is_reduction(key.collective);
+        const auto is_mapped = [&](const Config& config) {
+          const Choice choice = select(key, config);
+          if (choice.reach == Reach::map) {
+            EXPECT_EQ(choice.algorithm->association, Association::rank_order);
+            EXPECT_EQ(choice.engine, Engine::kernel);
+            EXPECT_FALSE(choice.is_packet);
+          }
+          return choice.reach == Reach::map;
+        };
+        Config config;
+        if (bytes == 1 * MiB) {
+          EXPECT_EQ(is_mapped(config), can) << name(key.collective) << ", " << size;
+        }
+        if (bytes <= 16 * KiB || bytes >= 64 * MiB) {
+          EXPECT_FALSE(is_mapped(config));
+        }
+        if (!is_mapped(config)) {
+          EXPECT_EQ(select(key, config), otherwise);
+        }
+        config.map = Config::Map::off;
+        EXPECT_EQ(select(key, config), otherwise);
+        // Who asks for another way gets it, unless he asks for this one as well.
+        std::vector<Config> others(5);
+        std::strcpy(others[0].algorithm, "ring");
+        others[1].protocol = Config::Protocol::simple;
+        others[2].slice = 4096;
+        others[3].engine = Config::Engine::copy;
+        others[4].engine = Config::Engine::gemv;
+        for (Config& other : others) {
+          EXPECT_FALSE(is_mapped(other));
+          other.map = Config::Map::always;
+          EXPECT_EQ(is_mapped(other), can && bytes <= 2048 * MiB);
+        }
+      }
+}
+
+TEST(Select, WhatTuningFoundLeavesMappedBuffersAlone) {
+  Key key;
+  key.place = Key::Place::device;
+  key.size = 4;
+  key.bytes = 1 << 20;
+  Finding row;
+  row.place = key.place;
+  row.ranks = key.size;
+  row.bytes = key.bytes;
+  row.is_default = false;
+  row.best =
+      Variant::of({find_algorithm("one_shot"), Reach::scratch, 4096, Engine::kernel, false, 64});
+  const Findings findings = Findings().with(row);
+  EXPECT_EQ(select(key, Config{}, &findings).algorithm->name, "one_shot");
+  key.can_map = true;
+  EXPECT_EQ(select(key, Config{}, &findings), select(key, Config{}));
+  EXPECT_EQ(select(key, Config{}).reach, Reach::map);
 }
 
 TEST(Select, GemvWhereTheLibraryKnowsTheSum) {

@@ -14,6 +14,7 @@
 
 #include "backend/cuda/agree.hpp"
 #include "backend/cuda/copy_program.hpp"
+#include "backend/cuda/mapped_program.hpp"
 #include "backend/cuda/memory.hpp"
 #include "backend/cuda/program.hpp"
 #include "base/log.hpp"
@@ -42,6 +43,9 @@ int neighbours(int size) {
     if (const char* const text = std::getenv(name)) ranks = std::max(ranks, std::atoi(text));
   return 1 + std::max(0, ranks - size) / 2;
 }
+
+/// Calls for which mapped memory is kept although others could take its place.
+constexpr std::uint64_t kKept = 2000;
 
 /// Blocks of a kernel that works through host memory: the bus is slow, and pinned memory dear.
 constexpr int kHostBlocks = 16;
@@ -209,7 +213,11 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     if (!channel->sharing_) return nullptr;
   }
   if (config.peer_access == Config::PeerAccess::automatic) {
-    if (channel->open_direct(why)) return channel;
+    if (channel->open_direct(why)) {
+      if (!channel->sharing_ && config.map != Config::Map::off)
+        channel->exports_ = Exports::open(bootstrap, config.segment, channel->context_, kKept, why);
+      return channel;
+    }
     if (channel->rank_ == 0)
       log_once(Config::Log::info, "GPUs reach each other through host memory: " + why);
   }
@@ -225,6 +233,7 @@ void Channel::release() noexcept {
   if (context_ == nullptr) return;
   copy_engine_.reset();
   sharing_.reset();
+  exports_.reset();
   try {
     const Current current(context_);
     if (resident_stream_ != nullptr) {
@@ -280,6 +289,7 @@ void Channel::free(void* pointer) noexcept {
 std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all, Engine engine) {
   if (is_driven_by_host(engine))
     return std::make_unique<CopyProgram>(*this, all, engine == Engine::gemv);
+  if (all.front().is_mapped) return MappedProgram::of(*this, all);
   auto program = std::make_unique<Program>(*this, all);
   // Where ranks share GPUs, who launches is decided anew in each call.
   if (!program->agree(all) && sharing_) return nullptr;
@@ -318,11 +328,16 @@ void Channel::poison(const std::string&) noexcept {
 
 void Channel::check() {
   check_stream();
+  check_result();
+}
+
+void Channel::check_result() const {
   const std::uint32_t failed = std::atomic_ref(doorbell_->failed).load(std::memory_order_acquire);
   if (failed != 0)
     throw Error(Code::timeout, "rank " + std::to_string(leader_of(static_cast<int>(failed) - 1)) +
                                    " did not come to a reduction on the GPU within " +
                                    std::to_string(time_limit_ / 1'000'000'000) + " s");
+  // Some threads did not wait for their data: what the kernel has left is no result.
   if (is_aborted())
     throw Error(Code::peer, "a peer gave up a reduction on the GPU while this rank waited for it");
 }
@@ -347,12 +362,41 @@ const Level& Channel::device_of() const {
 }
 
 void Channel::show(Card& card, const void* in, const void* out) {
-  if (sharing_) sharing_->show(card, in, out);
+  if (sharing_) return sharing_->show(card, in, out);
+  if (!exports_ || card.in != Memory::device) return;
+  const Current current(context_);
+  exports_->take_back_freed(1);
+  card.in_block = exports_->show(in, card.in_at);
+  if (card.in_block == 0) return;
+  if (out == in) {
+    card.out_block = card.in_block;
+    card.out_at = card.in_at;
+  } else if (out != nullptr && card.out == Memory::device) {
+    card.out_block = exports_->show(out, card.out_at);
+  }
+  // The peers' kernels are ordered behind their own default streams, not behind this rank's.
+  wait_for_default_stream();
 }
 
 bool Channel::reach(const HostChannel& met, const void* in, void* out,
                     std::vector<MappedBuffers>& mapped) {
-  return !sharing_ || sharing_->reach(met, in, out, mapped);
+  if (sharing_) return sharing_->reach(met, in, out, mapped);
+  mapped.assign(static_cast<std::size_t>(size_), {});
+  mapped[static_cast<std::size_t>(rank_)] = {const_cast<void*>(in), out};
+  const Current current(context_);
+  bool is_reached = true;
+  for (int rank = 0; rank < size_; ++rank)
+    if (rank != rank_ &&
+        !exports_->reach(rank, met.card(rank), mapped[static_cast<std::size_t>(rank)]))
+      is_reached = false;
+  return is_reached;
+}
+
+void Channel::tidy_up() {
+  if (!exports_) return;
+  const Current current(context_);
+  exports_->take_back_freed(kShownBlocks / 8);
+  exports_->close_taken_back();
 }
 
 void Channel::check_stream() {
@@ -362,6 +406,11 @@ void Channel::check_stream() {
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
       cuda::check(result, "a kernel failed");
   }
+}
+
+int Channel::any_peer(std::uint64_t look) const {
+  const int peer = static_cast<int>(look % static_cast<std::uint64_t>(size_));
+  return peer == rank_ ? wrap(peer + 1, size_) : peer;
 }
 
 void Channel::order(std::int64_t in_moved, std::int64_t out_moved) {
@@ -380,6 +429,14 @@ bool Channel::has_left() const {
 void Channel::dismiss() {
   order(kLeave, 0);
   resident_.program = nullptr;
+}
+
+void Channel::do_without_resident() {
+  if (resident_.program == nullptr) return;
+  if (has_left())
+    forget();
+  else
+    dismiss();
 }
 
 void Channel::forget() {

@@ -10,6 +10,7 @@
 #include "backend/backend.hpp"
 #include "backend/cuda/copy_engine.hpp"
 #include "backend/cuda/driver.hpp"
+#include "backend/cuda/exports.hpp"
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/launch.hpp"
 #include "backend/cuda/sharing.hpp"
@@ -37,9 +38,11 @@ class Channel final : public trib::DeviceChannel {
   bool is_through_host() const override { return segment_ != nullptr; }
   int max_blocks() const override { return max_blocks_; }
   const Level& device_of() const override;
+  bool can_map() const override { return exports_ != nullptr; }
   void show(Card& card, const void* in, const void* out) override;
   bool reach(const HostChannel& met, const void* in, void* out,
              std::vector<MappedBuffers>& mapped) override;
+  void tidy_up() override;
   void look_ahead() override;
   void* allocate(std::size_t bytes) override;
   void free(void* pointer) noexcept override;
@@ -49,6 +52,7 @@ class Channel final : public trib::DeviceChannel {
  private:
   friend class Program;
   friend class CopyProgram;
+  friend class MappedProgram;
   struct Peer {
     CUdeviceptr inbox = 0;
     bool is_mapped = false;  // from another process
@@ -76,6 +80,8 @@ class Channel final : public trib::DeviceChannel {
   /// Whether the lingering kernel has ended, or is about to.
   bool has_left() const;
   void dismiss();
+  /// The next call is not for the lingering kernel, if there is one.
+  void do_without_resident();
   /// The lingering kernel has left by itself.
   void forget();
   /// Whether a kernel should linger for the next call like its own.
@@ -84,6 +90,10 @@ class Channel final : public trib::DeviceChannel {
   bool is_default_stream_idle() const;
   /// Throws Error if the kernel under way cannot end any more.
   void check_stream();
+  /// Throws Error if the kernel that has ended did so without its data.
+  void check_result() const;
+  /// Another rank: the host cannot see whom a kernel waits for.
+  int any_peer(std::uint64_t look) const;
 
   Bootstrap& bootstrap_;
   const Driver& driver_;
@@ -122,6 +132,7 @@ class Channel final : public trib::DeviceChannel {
   const std::string cublas_;  // TRIB_CUBLAS
   std::unique_ptr<CopyEngine> copy_engine_;
   std::unique_ptr<Sharing> sharing_;  // null: every rank has a GPU of its own
+  std::unique_ptr<Exports> exports_;  // null: peers' buffers are not to be mapped, or cannot be
 };
 
 }  // namespace trib::cuda

@@ -4,6 +4,7 @@
 #include "backend/cuda/block.cuh"
 #include "backend/cuda/canonical.hpp"
 #include "backend/cuda/flat.cuh"
+#include "backend/cuda/mapped.cuh"
 
 namespace trib::cuda {
 namespace {
@@ -14,6 +15,8 @@ __device__ void run(const Launched& launch) {
     return;
   else if constexpr (protocol == Protocol::flat)
     Flat<T, A, Operator>(launch).run();
+  else if constexpr (protocol == Protocol::mapped)
+    Mapped<T, A, Operator>(launch).run();
   else
     Block<protocol, T, A, Operator>(launch).run();
 }
@@ -33,7 +36,8 @@ __device__ void run(const Launched& launch) {
 #define TRIB_KERNELS(dtype, element, accumulator)                              \
   TRIB_KERNEL(dtype, simple, FlaggedLaunch, kMaxThreads, element, accumulator) \
   TRIB_KERNEL(dtype, packet, Launch, kMaxThreads, element, accumulator)        \
-  TRIB_KERNEL(dtype, flat, FlatLaunch, kMaxFlatThreads, element, accumulator)
+  TRIB_KERNEL(dtype, flat, FlatLaunch, kMaxFlatThreads, element, accumulator)  \
+  TRIB_KERNEL(dtype, mapped, MappedLaunch, kMaxMappedThreads, element, accumulator)
 TRIB_DTYPES(TRIB_KERNELS)
 
 }  // namespace trib::cuda

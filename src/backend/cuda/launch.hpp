@@ -22,9 +22,9 @@
 // for a short message goes by while it looks up what to do.
 //
 // Before a block pushes anything in run n, those that it pushes to have completed run n - kWindows:
-// their credits say what they have completed. Launches that come after a meeting of the hosts need none for their
-// first kWindows runs; a stream-ordered one begins by telling the peers that those before it are
-// over.
+// their credits say what they have completed. Launches that come after a meeting of the hosts need
+// none for their first kWindows runs; a stream-ordered one begins by telling the peers that those
+// before it are over.
 #pragma once
 
 #include <cstddef>
@@ -37,6 +37,7 @@ inline constexpr int kMaxRanks = 16;     // in one launch: one per GPU
 inline constexpr int kMaxBlocks = 132;   // that wait for peers
 inline constexpr int kMaxThreads = 768;  // of a block, all stages together
 inline constexpr int kMaxFlatThreads = 512;
+inline constexpr int kMaxMappedThreads = 512;
 inline constexpr int kMaxStages = 3;
 inline constexpr int kMaxUnits = 64;  // of an inbox
 inline constexpr int kMaxPhases = 24;
@@ -48,12 +49,16 @@ inline constexpr std::size_t kWindowBytes = 128 << 10;  // of a block
 inline constexpr std::size_t kPacketWindowBytes = 64 << 10;
 inline constexpr std::size_t kUnitBytes = 16;  // what a thread handles at a time
 
-// An inbox, from its start: flags, credits, payload, packets. Where packets go nothing else is ever
-// stored, or else payload from an earlier run could pass for the number of a later one.
+// An inbox, from its start: flags, credits, other words, payload, packets. Where packets go nothing
+// else is ever stored, or else payload from an earlier run could pass for the number of a later
+// one.
 inline constexpr std::size_t kFlagBytes = sizeof(std::uint32_t) * kMaxBlocks * kWindows * kMaxUnits;
 inline constexpr std::size_t kCreditBytes = sizeof(std::uint32_t) * (kMaxBlocks + 1) * kMaxRanks;
 inline constexpr std::size_t kAbortAt = kFlagBytes + kCreditBytes;  // a word: a peer gave up
-inline constexpr std::size_t kPayloadAt = (kAbortAt + 4096) / 4096 * 4096;
+/// Mapped launches: the number of the last one in which a rank was through, by block and rank.
+inline constexpr std::size_t kThroughAt = (kAbortAt + 128) / 128 * 128;
+inline constexpr std::size_t kThroughBytes = sizeof(std::uint64_t) * kMaxBlocks * kMaxRanks;
+inline constexpr std::size_t kPayloadAt = (kThroughAt + kThroughBytes + 4095) / 4096 * 4096;
 constexpr std::size_t packets_at(int blocks) {
   return kPayloadAt + static_cast<std::size_t>(blocks) * kWindows * kWindowBytes;
 }
@@ -183,8 +188,24 @@ struct FlatLaunch : LaunchHead {
 static_assert(kMaxRanks <= 16);  // LaunchHead::readers
 static_assert(sizeof(FlatLaunch) <= 1024);
 
+/// For the ranks' buffers themselves, which all have mapped: nothing goes through inboxes. Each
+/// rank folds one chunk of all ranks' `in`, and stores the result wherever it is wanted.
+struct MappedLaunch {
+  Doorbell* doorbell;
+  Counters* counters;
+  std::uint64_t number;  // of this launch, for the doorbell and for the peers: equal on all ranks
+  std::uint64_t time_limit;  // nanoseconds that a wait may take
+  std::uint32_t length;      // elements of the chunk
+  std::uint32_t units;       // of these, at its front: none, unless all places below are aligned
+  std::uint8_t rank, size, outs;
+  const std::byte* in[kMaxRanks];  // where the chunk is, of each rank
+  std::byte* out[kMaxRanks];       // where results go
+  std::byte* inbox[kMaxRanks];
+};
+static_assert(sizeof(MappedLaunch) <= 1024);
+
 /// Which kernel: see above.
-enum class Protocol : std::uint8_t { simple, packet, flat };
-inline constexpr int kProtocols = 3;
+enum class Protocol : std::uint8_t { simple, packet, flat, mapped };
+inline constexpr int kProtocols = 4;
 
 }  // namespace trib::cuda

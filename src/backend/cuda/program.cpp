@@ -567,15 +567,7 @@ bool Program::advance(int polls) {
     }
     __builtin_ia32_pause();
   }
-  const std::uint32_t failed = channel_.doorbell_->failed;
-  if (failed != 0)
-    throw Error(Code::timeout,
-                "rank " + std::to_string(channel_.leader_of(static_cast<int>(failed) - 1)) +
-                    " did not come to a reduction on the GPU within " +
-                    std::to_string(channel_.time_limit_ / 1'000'000'000) + " s");
-  // Some threads did not wait for their data: what the kernel has left is no result.
-  if (channel_.is_aborted())
-    throw Error(Code::peer, "a peer gave up a reduction on the GPU while this rank waited for it");
+  channel_.check_result();
   if (is_aside_) {
     const Current current(channel_.context_);
     check(channel_.driver_.cuStreamSynchronize_(channel_.stream_), "cannot copy the result");
@@ -586,8 +578,7 @@ bool Program::advance(int polls) {
 
 int Program::blocked_on() const {
   if (!channel_.leads()) return channel_.leader_of(channel_.device_of(channel_.rank_));
-  const int peer = static_cast<int>(++looks_ % static_cast<std::uint64_t>(channel_.size_));
-  return peer == channel_.rank_ ? wrap(peer + 1, channel_.size_) : peer;
+  return channel_.any_peer(++looks_);
 }
 
 }  // namespace trib::cuda

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Device code: a chunk of all ranks' buffers, folded where they are (MappedLaunch in launch.hpp).
+//
+// Memory order. When the kernel starts, the ranks have met on the host: every `in` is complete, and
+// no kernel is at work on any `out`. So nothing is waited for, and loads need no more than to miss
+// what this GPU's caches hold of another time; a kernel starts with an empty first-level cache,
+// others do not keep peers' memory, and loads leave nothing in it that could grow old. Each element
+// is loaded once from each rank, and then stored, by one thread: `out` may be `in`. At its end each
+// block tells its peers' block of the same number that it is through: a barrier of the block, then
+// a store with release semantics at system scope, which together order the block's loads from the
+// peer's `in` and its stores into the peer's `out` before the word; its partner is the load with
+// acquire semantics here, and a barrier behind it. Grids are equal on all ranks, so when all blocks
+// have heard from all peers, this rank's `out` is complete, and its `in` is its own again.
+#pragma once
+
+#include "backend/cuda/access.cuh"
+#include "backend/cuda/elements.cuh"
+
+namespace trib::cuda {
+
+template <class T, class A, class Operator>
+class Mapped {
+ public:
+  __device__ explicit Mapped(const MappedLaunch& launch) : launch_(launch) {}
+
+  __device__ void run() {
+    const unsigned width = gridDim.x * blockDim.x;
+    const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
+#pragma unroll 1
+    for (unsigned unit = thread; unit < launch_.units; unit += kDeep * width)
+      fold_units(unit, width);
+      // From the other end: these threads may have had no unit.
+#pragma unroll 1
+    for (unsigned i = launch_.units * kElements + (width - 1 - thread); i < launch_.length;
+         i += width)
+      fold_element(i);
+    part();
+    end();
+  }
+
+ private:
+  static constexpr int kElements = kUnitBytes / sizeof(T);
+  /// Units that a thread has under way at once, per source.
+  static constexpr int kDeep = 2;
+
+  /// Of up to kBatch ranks from `first` on, at `start` in their midst: at any time, every rank then
+  /// loads from another peer. One of several such functions is fetched.
+  template <int start>
+  __device__ void load(int first, unsigned unit, unsigned width,
+                       uint4 (&value)[kBatch][kDeep]) const {
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const int i = (start + k) % kBatch;
+      if (first + i >= launch_.size) continue;
+      const std::byte* const from = launch_.in[first + i];
+#pragma unroll
+      for (int d = 0; d < kDeep; ++d)
+        if (const unsigned at = unit + d * width; d == 0 || at < launch_.units)
+          value[i][d] = load_vector(from + std::uint64_t{at} * kUnitBytes);
+    }
+  }
+
+  /// Units unit + d * width.
+  __device__ void fold_units(unsigned unit, unsigned width) const {
+    Lane<T, A, Operator> lane[kDeep];
+#pragma unroll 1
+    for (int first = 0; first < launch_.size; first += kBatch) {
+      uint4 value[kBatch][kDeep];
+      static_assert(kBatch == 4);
+      switch (launch_.rank % kBatch) {
+        case 0:
+          load<0>(first, unit, width, value);
+          break;
+        case 1:
+          load<1>(first, unit, width, value);
+          break;
+        case 2:
+          load<2>(first, unit, width, value);
+          break;
+        default:
+          load<3>(first, unit, width, value);
+          break;
+      }
+        // In the order of the ranks, whichever was loaded first.
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (first + i >= launch_.size) break;
+#pragma unroll
+        for (int d = 0; d < kDeep; ++d) {
+          if (i == 0 && first == 0)
+            lane[d].set(value[i][d]);
+          else
+            lane[d].fold(value[i][d]);
+        }
+      }
+    }
+    uint4 result[kDeep];
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) result[d] = lane[d].get();
+#pragma unroll 1
+    for (int i = 0; i < launch_.outs; ++i) {
+      std::byte* const to = launch_.out[i];
+#pragma unroll
+      for (int d = 0; d < kDeep; ++d)
+        if (const unsigned at = unit + d * width; d == 0 || at < launch_.units)
+          store_vector(to + std::uint64_t{at} * kUnitBytes, result[d]);
+    }
+  }
+
+  /// Of a chunk's last unit, or of buffers that are not aligned.
+  __device__ void fold_element(unsigned index) const {
+    A folded{};
+#pragma unroll 1
+    for (int first = 0; first < launch_.size; first += kBatch) {
+      T value[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        if (first + i < launch_.size)
+          value[i] = reinterpret_cast<const T*>(launch_.in[first + i])[index];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (first + i >= launch_.size) break;
+        if (i == 0 && first == 0)
+          folded = widen(value[i]);
+        else
+          folded = Operator::apply(folded, static_cast<A>(widen(value[i])));
+      }
+    }
+    const T result = narrow<T>(folded);
+#pragma unroll 1
+    for (int i = 0; i < launch_.outs; ++i) reinterpret_cast<T*>(launch_.out[i])[index] = result;
+  }
+
+  /// Whether `of` is through with the launch, as `holder` knows it.
+  __device__ std::uint64_t* through(int holder, int of) const {
+    return reinterpret_cast<std::uint64_t*>(launch_.inbox[holder] + kThroughAt) +
+           blockIdx.x * kMaxRanks + of;
+  }
+
+  /// Until the peers are through with this rank's buffers, and know that it is with theirs.
+  __device__ void part() const {
+    disturb();
+    __syncthreads();
+    const int peer = static_cast<int>(threadIdx.x);
+    if (peer >= launch_.size || peer == launch_.rank) return;
+    store_release(through(peer, launch_.rank), launch_.number);
+    disturb();
+    const std::uint64_t* const at = through(launch_.rank, peer);
+    std::uint64_t deadline = 0;
+    for (std::uint32_t polls = 1; load_acquire(at) != launch_.number; ++polls) {
+      if ((polls & 0x3ff) != 0) continue;
+      deadline = look_around(launch_.doorbell, launch_.inbox[launch_.rank], deadline,
+                             launch_.time_limit, peer);
+      if (deadline == 0) break;
+    }
+  }
+
+  __device__ void end() const {
+    disturb();
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    // As in Block: what all blocks have heard of comes before `done`. Each block's barrier and
+    // fence, then the chain of read-modify-writes of `arrived`, then the release, which is
+    // cumulative.
+    if (gridDim.x > 1) {
+      __threadfence();
+      if (atomicAdd(&launch_.counters->arrived, 1) + 1 != gridDim.x) return;
+      launch_.counters->arrived = 0;
+      __threadfence();
+    }
+    store_release(&launch_.doorbell->done, launch_.number);
+  }
+
+  const MappedLaunch& launch_;
+};
+
+}  // namespace trib::cuda
