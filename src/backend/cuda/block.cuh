@@ -126,11 +126,11 @@ class Block
     __threadfence_block();  // pairs with the fence in leave()
   }
 
-  /// Until the window may be filled again at all that this rank pushes to.
+  /// Until all peers are done with what the window holds.
   __device__ void wait_for_credits() {
     if (is_enough(known_run_, run_)) return;
     disturb();
-    if (this->pushes_to(thread_))
+    if (thread_ < launch_.size && thread_ != launch_.rank)
       this->wait_for_credit(thread_, pass_ < kWindows ? kMaxBlocks : blockIdx.x);
     barrier();
   }

@@ -42,12 +42,12 @@ class Flat : private Turn<FlatLaunch> {
     }
   }
 
-  /// Until the window may be filled again at all that this rank pushes to.
+  /// Until all peers are done with what the window holds.
   __device__ void wait_for_credits() {
     if (is_enough(known_run_, run_)) return;
     disturb();
     const int peer = static_cast<int>(threadIdx.x);
-    if (pushes_to(peer)) wait_for_credit(peer, kMaxBlocks);
+    if (peer < launch_.size && peer != launch_.rank) wait_for_credit(peer, kMaxBlocks);
     __syncthreads();
   }
 

@@ -21,10 +21,10 @@
 // tables and code for no more than that (FlatLaunch): most of the time that the general one takes
 // for a short message goes by while it looks up what to do.
 //
-// Before a block pushes anything in run n, those that it pushes to have completed run n - kWindows:
-// their credits say what they have completed. Launches that come after a meeting of the hosts need
-// none for their first kWindows runs; a stream-ordered one begins by telling the peers that those
-// before it are over.
+// Before a block pushes anything in run n, all peers have completed run n - kWindows: their credits
+// say what they have completed. Launches that come after a meeting of the hosts need none for their
+// first kWindows runs; a stream-ordered one begins by telling the peers that those before it are
+// over.
 #pragma once
 
 #include <cstddef>
@@ -142,7 +142,6 @@ struct LaunchHead {
   std::uint32_t passes;      // of all blocks together
   std::uint8_t rank, size;   // among the GPUs, as all ranks in these tables
   std::uint8_t stages;
-  std::uint16_t readers;  // a bit for each whose inbox this rank pushes into
   /// All ranks have met on the host: whatever was launched before is over everywhere.
   bool has_met;
   bool is_counted;  // the number of the last run stands in `counters`: launches may be replayed
@@ -185,7 +184,6 @@ struct FlatLaunch : LaunchHead {
   std::uint8_t source_rank[kMaxRanks];
   std::byte* inbox[kMaxRanks];
 };
-static_assert(kMaxRanks <= 16);  // LaunchHead::readers
 static_assert(sizeof(FlatLaunch) <= 1024);
 
 /// For the ranks' buffers themselves, which all have mapped: nothing goes through inboxes. Each

@@ -160,11 +160,8 @@ void Program::translate(const std::vector<Schedule>& all) {
     batch.to = static_cast<std::uint16_t>(operands);
     for (int i = 0; i < std::max(copies, 1); ++i) {
       const Piece& target = *pieces[i];
-      for (const Unit& unit : target.units) {
+      for (const Unit& unit : target.units)
         add_operand(&unit, Buffer::scratch, unit.reader, target.chunk);
-        if (unit.reader != rank)
-          launch_.readers = static_cast<std::uint16_t>(launch_.readers | 1u << device(unit.reader));
-      }
       for (const int of : target.outs) add_operand(nullptr, Buffer::out, of, target.chunk);
       batch.to_count[i] = static_cast<std::uint8_t>(target.units.size() + target.outs.size());
     }

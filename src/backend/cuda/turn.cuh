@@ -96,9 +96,6 @@ class Turn {
     return is_aborted_;
   }
 
-  __device__ bool pushes_to(int peer) const {
-    return peer < launch_.size && (launch_.readers >> peer & 1) != 0;
-  }
   /// Until `peer` is done with what the window of this run holds. Numbers of runs are the same
   /// everywhere.
   __device__ void wait_for_credit(int peer, unsigned row) {
