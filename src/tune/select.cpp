@@ -165,9 +165,7 @@ constexpr DeviceRow kDeviceReduce[] = {
 constexpr DeviceRow kDeviceScatter[] = {
     {2,    64 * KiB,   "one_shot", true,  132, 512},
     {2,    256 * KiB,  "one_shot", false, 132, 4 * KiB},
-    {kAny, 256 * KiB,  "one_shot", true,  132, 512},
-    {kAny, 512 * KiB,  "one_shot", false, 132, 4 * KiB},
-    {kAny, 8192 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
+    {kAny, 512 * KiB,  "one_shot", true,  132, 512},
     {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {1,    kAll,       "one_shot", false, 132, 16 * KiB},
     {2,    8 * MiB,    "one_shot", false, 132, 16 * KiB},
@@ -232,8 +230,7 @@ Choice device_choice(const Key& key, bool can_copy, bool can_map) {
   if (key.collective == Collective::reduce) rows = kDeviceReduce;
   for (const DeviceRow& row : rows)
     if (key.size <= row.ranks && key.bytes <= row.bytes && (row.reach != Reach::map || can_map) &&
-        (row.engine == Engine::kernel || (can_copy && is_reduction(key.collective))) &&
-        association_of(*find_algorithm(row.algorithm), key) == Association::rank_order)
+        (row.engine == Engine::kernel || (can_copy && is_reduction(key.collective))))
       return {find_algorithm(row.algorithm),
               row.reach,
               row.slice,
@@ -319,7 +316,7 @@ Choice select(const Key& key, const Config& config, const Findings* findings) {
                                       ": no such algorithm; accepted are " + names);
     }
     if (config.determinism == Config::Determinism::order &&
-        association_of(*named, key) != Association::rank_order)
+        named->association != Association::rank_order)
       throw Error(Code::argument,
                   "TRIB_ALGORITHM=" + std::string(wanted) +
                       " does not fold in rank order, which TRIB_DETERMINISM=order asks for");
@@ -345,20 +342,6 @@ bool is_exact(Dtype dtype) {
   return exact[static_cast<std::size_t>(dtype)];
 }
 
-bool is_widened(Dtype dtype) {
-#define TRIB_WIDENED(name, element, accumulator) (sizeof(accumulator) > sizeof(element)),
-  constexpr std::array<bool, kDtypes> widened{TRIB_DTYPES(TRIB_WIDENED)};
-#undef TRIB_WIDENED
-  return widened[static_cast<std::size_t>(dtype)];
-}
-
-Association association_of(const Algorithm& algorithm, const Key& key) {
-  if (algorithm.association == Association::chain &&
-      (!key.is_widened || key.collective != Collective::reduce || key.size < 3))
-    return Association::rank_order;
-  return algorithm.association;
-}
-
 Config::Determinism freedom_of(const Key& key, const Config& config) {
   if (key.is_exact) return Config::Determinism::any;
   // What stands in for a device gives the device's bits.
@@ -380,10 +363,9 @@ bool is_permitted(const Choice& choice, const Key& key, const Config& config) {
   if (algorithm->association == Association::devices) return key.shares_devices;
   switch (freedom_of(key, config)) {
     case Config::Determinism::run:
-      return association_of(*algorithm, key) ==
-             association_of(*default_choice(key, config).algorithm, key);
+      return algorithm->association == default_choice(key, config).algorithm->association;
     case Config::Determinism::order:
-      return association_of(*algorithm, key) == Association::rank_order;
+      return algorithm->association == Association::rank_order;
     case Config::Determinism::any:
       break;
   }
