@@ -149,7 +149,7 @@ constexpr DeviceRow kDeviceReduce[] = {
     {2,    8192 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {kAny, 64 * KiB,   "one_shot", true,  132, 512},
-    {kAny, 8192 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
+    {kAny, 16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {4,    512 * KiB,  "one_shot", false, 132, 8 * KiB},
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},

@@ -44,8 +44,8 @@ int neighbours(int size) {
   return 1 + std::max(0, ranks - size) / 2;
 }
 
-/// Calls for which mapped memory is kept although others could take its place.
-constexpr std::uint64_t kKept = 2000;
+/// For buffers that a program uses once, kernels do without mapping them.
+constexpr Exports::Habits kHabits{.trials = 2, .patience = 2000};
 
 /// Blocks of a kernel that works through host memory: the bus is slow, and pinned memory dear.
 constexpr int kHostBlocks = 16;
@@ -215,7 +215,9 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   if (config.peer_access == Config::PeerAccess::automatic) {
     if (channel->open_direct(why)) {
       if (!channel->sharing_ && config.map != Config::Map::off)
-        channel->exports_ = Exports::open(bootstrap, config.segment, channel->context_, kKept, why);
+        channel->exports_ =
+            Exports::open(bootstrap, config.segment, channel->context_,
+                          config.map == Config::Map::always ? Exports::Habits{} : kHabits, why);
       return channel;
     }
     if (channel->rank_ == 0)

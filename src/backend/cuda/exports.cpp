@@ -17,19 +17,18 @@ struct Exports::Table {
   Shown shown[kShown];
 };
 
-Exports::Exports(int rank, int size, CUcontext context, std::uint64_t patience)
+Exports::Exports(int rank, int size, CUcontext context, const Habits& habits)
     : rank_(rank),
       context_(context),
       driver_(*driver()),
       own_(kShown),
-      patience_(patience),
+      habits_(habits),
       peers_(static_cast<std::size_t>(size)) {}
 
 std::unique_ptr<Exports> Exports::open(Bootstrap& bootstrap, Config::Segment mode,
-                                       CUcontext context, std::uint64_t patience,
-                                       std::string& why) {
+                                       CUcontext context, const Habits& habits, std::string& why) {
   auto exports =
-      std::unique_ptr<Exports>(new Exports(bootstrap.rank(), bootstrap.size(), context, patience));
+      std::unique_ptr<Exports>(new Exports(bootstrap.rank(), bootstrap.size(), context, habits));
   exports->segment_ = Segment::open(bootstrap, sizeof(Table), mode, why);
   return exports->segment_ ? std::move(exports) : nullptr;
 }
@@ -64,41 +63,62 @@ std::uint64_t Exports::show(const void* pointer, std::uint64_t& at) {
       base == 0 || is_managed != 0 || has_handle == 0)
     return 0;
   at = address - base;
-  for (Own& own : own_)
-    if (own.number != 0 && own.id == id && own.base == base) {
-      own.used = shows_;
-      return own.is_shown ? own.number : 0;
-    }
-  // It may lie where another one was, which its peers have to let go first.
-  take_back_freed(kShown);
-  Own* const place = place_for_new();
-  if (place == nullptr) return 0;
-  Own& own = *place;
-  // The next number of this place.
-  const auto index = static_cast<std::uint64_t>(place - own_.data());
-  const std::uint64_t number =
-      last_number_ + 1 + (index + kShown - (last_number_ + 1) % kShown) % kShown;
-  last_number_ = number;
-  Table& mine = table(rank_);
-  Shown& shown = mine.shown[index];
-  shown.number.store(0, std::memory_order_relaxed);
-  if (own.is_shown) mine.taken_back.fetch_add(1, std::memory_order_release);
-  own = {number, base, id, shows_, false};
-  CUipcMemHandle handle;
-  own.is_shown = driver_.cuIpcGetMemHandle_(&handle, base) == CUDA_SUCCESS;
-  if (!own.is_shown) return 0;
-  shown.handle = handle;
-  // Release: pairs with the acquire in map(). The card that names the number comes later still.
-  shown.number.store(number, std::memory_order_release);
-  return number;
+  Own* own = find(base, id);
+  if (own == nullptr) own = add(base, id);
+  if (own == nullptr) return 0;
+  own->used = shows_;
+  if (own->uses++ == habits_.trials) publish(*own);
+  return own->is_shown ? own->number : 0;
 }
 
-/// A free one, or the one that was not used for the longest time. Null: that was too recently.
-Exports::Own* Exports::place_for_new() {
-  const auto found = std::min_element(own_.begin(), own_.end(), [](const Own& a, const Own& b) {
+Exports::Own* Exports::find(CUdeviceptr base, unsigned long long id) {
+  for (Own& own : own_)
+    if (own.number != 0 && own.id == id && own.base == base) return &own;
+  return nullptr;
+}
+
+/// In a free place, or that of the one that was not used for the longest time. Null: that was too
+/// recently.
+Exports::Own* Exports::add(CUdeviceptr base, unsigned long long id) {
+  constexpr std::uint64_t kPause = 32;  // all are looked at, which takes microseconds
+  if (shows_ < full_until_) return nullptr;
+  // It may lie where another one was, which its peers have to let go first.
+  take_back_freed(kShown);
+  const auto place = std::min_element(own_.begin(), own_.end(), [](const Own& a, const Own& b) {
     return a.used < b.used;  // of a free place: zero
   });
-  return found->number == 0 || shows_ - found->used > patience_ ? &*found : nullptr;
+  if (place->number != 0 && shows_ - place->used <= habits_.patience) {
+    full_until_ = shows_ + kPause;
+    return nullptr;
+  }
+  take_back(*place);
+  // The next number of this place.
+  const auto index = static_cast<std::uint64_t>(place - own_.begin());
+  last_number_ += 1 + (index + kShown - (last_number_ + 1) % kShown) % kShown;
+  place->number = last_number_;
+  place->base = base;
+  place->id = id;
+  return &*place;
+}
+
+void Exports::publish(Own& own) {
+  CUipcMemHandle handle;
+  own.is_shown = driver_.cuIpcGetMemHandle_(&handle, own.base) == CUDA_SUCCESS;
+  if (!own.is_shown) return;
+  Shown& shown = table(rank_).shown[own.number % kShown];
+  shown.handle = handle;
+  // Release: pairs with the acquire in map(). The card that names the number comes later still.
+  shown.number.store(own.number, std::memory_order_release);
+}
+
+void Exports::take_back(Own& own) {
+  if (own.is_shown) {
+    Table& mine = table(rank_);
+    mine.shown[own.number % kShown].number.store(0, std::memory_order_relaxed);
+    // Release: pairs with the acquire in close_taken_back().
+    mine.taken_back.fetch_add(1, std::memory_order_release);
+  }
+  own = {};
 }
 
 void Exports::take_back_freed(std::size_t looks) {
@@ -113,11 +133,7 @@ void Exports::take_back_freed(std::size_t looks) {
     if (driver_.cuPointerGetAttributes_(1, wanted, values, own.base) == CUDA_SUCCESS &&
         id == own.id)
       continue;
-    Table& mine = table(rank_);
-    mine.shown[own.number % kShown].number.store(0, std::memory_order_relaxed);
-    // Release: pairs with the acquire in close_taken_back().
-    mine.taken_back.fetch_add(1, std::memory_order_release);
-    own = {};
+    take_back(own);
   }
 }
 

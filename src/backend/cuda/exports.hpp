@@ -24,11 +24,15 @@ namespace trib::cuda {
 /// rank changes it.
 class Exports {
  public:
+  /// To map an allocation takes as long as many calls that do without.
+  struct Habits {
+    std::uint64_t trials = 0;    ///< how often one is named in vain before it is shown
+    std::uint64_t patience = 1;  ///< where all places are taken, the names that pass before one
+                                 ///< that is not among them loses its place to a new one
+  };
   /// Collective. Null on all ranks alike: `why` says what was missing.
-  /// Where all places are taken, a new allocation gets that of one that show() was not asked for
-  /// `patience` times: to map it takes as long as many calls that do without.
   static std::unique_ptr<Exports> open(Bootstrap& bootstrap, Config::Segment mode,
-                                       CUcontext context, std::uint64_t patience, std::string& why);
+                                       CUcontext context, const Habits& habits, std::string& why);
   ~Exports();  ///< closes all mappings
   Exports(const Exports&) = delete;
   Exports& operator=(const Exports&) = delete;
@@ -36,7 +40,7 @@ class Exports {
   // This rank's memory, in its context.
 
   /// The number of the allocation that holds the buffer, and the buffer's place in it; zero: peers
-  /// cannot map it, or too many others are in use.
+  /// cannot map it, are not to map it yet, or too many others are in use.
   std::uint64_t show(const void* pointer, std::uint64_t& at);
   /// Looks at `looks` of the allocations that this rank shows: whether the program has freed them.
   void take_back_freed(std::size_t looks);
@@ -58,8 +62,9 @@ class Exports {
     std::uint64_t number = 0;
     CUdeviceptr base = 0;
     unsigned long long id = 0;  // unique in the process: addresses are used again
-    std::uint64_t used = 0;     // the last show() that asked for it
-    bool is_shown = false;      // otherwise the driver has no handle for it
+    std::uint64_t used = 0;     // the last show() that asked for it, ...
+    std::uint64_t uses = 0;     // ... and how many did
+    bool is_shown = false;      // otherwise it is not yet, or the driver has no handle for it
   };
   /// One of a peer's. `base` zero: it could not be mapped.
   struct Mapped {
@@ -71,9 +76,12 @@ class Exports {
     std::uint64_t taken_back = 0;  // as far as this rank has looked
   };
 
-  Exports(int rank, int size, CUcontext context, std::uint64_t patience);
+  Exports(int rank, int size, CUcontext context, const Habits& habits);
   Table& table(int rank) const;
-  Own* place_for_new();
+  Own* find(CUdeviceptr base, unsigned long long id);
+  Own* add(CUdeviceptr base, unsigned long long id);
+  void publish(Own& own);
+  void take_back(Own& own);
   CUdeviceptr map(int rank, std::uint64_t number);
   void close_taken_back(int rank);
   void close(Mapped& mapped);
@@ -83,10 +91,11 @@ class Exports {
   const Driver& driver_;
   std::unique_ptr<Segment> segment_;
   std::vector<Own> own_;
-  const std::uint64_t patience_;
+  const Habits habits_;
   std::uint64_t last_number_ = 0, shows_ = 0;
-  std::size_t next_look_ = 0;  // in own_
-  std::vector<Peer> peers_;    // by rank
+  std::uint64_t full_until_ = 0;  // the show() before which no place is looked for
+  std::size_t next_look_ = 0;     // in own_
+  std::vector<Peer> peers_;       // by rank
 };
 
 }  // namespace trib::cuda

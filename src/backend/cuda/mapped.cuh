@@ -27,8 +27,7 @@ class Mapped {
     const unsigned width = gridDim.x * blockDim.x;
     const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
 #pragma unroll 1
-    for (unsigned unit = thread; unit < launch_.units; unit += kDeep * width)
-      fold_units(unit, width);
+    for (unsigned unit = thread; unit < launch_.units; unit += width) fold_unit(unit);
       // From the other end: these threads may have had no unit.
 #pragma unroll 1
     for (unsigned i = launch_.units * kElements + (width - 1 - thread); i < launch_.length;
@@ -40,71 +39,30 @@ class Mapped {
 
  private:
   static constexpr int kElements = kUnitBytes / sizeof(T);
-  /// Units that a thread has under way at once, per source.
-  static constexpr int kDeep = 2;
 
-  /// Of up to kBatch ranks from `first` on, at `start` in their midst: at any time, every rank then
-  /// loads from another peer. One of several such functions is fetched.
-  template <int start>
-  __device__ void load(int first, unsigned unit, unsigned width,
-                       uint4 (&value)[kBatch][kDeep]) const {
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int i = (start + k) % kBatch;
-      if (first + i >= launch_.size) continue;
-      const std::byte* const from = launch_.in[first + i];
-#pragma unroll
-      for (int d = 0; d < kDeep; ++d)
-        if (const unsigned at = unit + d * width; d == 0 || at < launch_.units)
-          value[i][d] = load_vector(from + std::uint64_t{at} * kUnitBytes);
-    }
-  }
-
-  /// Units unit + d * width.
-  __device__ void fold_units(unsigned unit, unsigned width) const {
-    Lane<T, A, Operator> lane[kDeep];
+  /// There are threads enough to keep the links busy with one unit each; and code that does more is
+  /// fetched when the kernel starts, which short messages feel.
+  __device__ void fold_unit(unsigned unit) const {
+    const std::uint64_t at = std::uint64_t{unit} * kUnitBytes;
+    Lane<T, A, Operator> lane;
 #pragma unroll 1
     for (int first = 0; first < launch_.size; first += kBatch) {
-      uint4 value[kBatch][kDeep];
-      static_assert(kBatch == 4);
-      switch (launch_.rank % kBatch) {
-        case 0:
-          load<0>(first, unit, width, value);
-          break;
-        case 1:
-          load<1>(first, unit, width, value);
-          break;
-        case 2:
-          load<2>(first, unit, width, value);
-          break;
-        default:
-          load<3>(first, unit, width, value);
-          break;
-      }
-        // In the order of the ranks, whichever was loaded first.
+      uint4 value[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        if (first + i < launch_.size) value[i] = load_vector(launch_.in[first + i] + at);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (first + i >= launch_.size) break;
-#pragma unroll
-        for (int d = 0; d < kDeep; ++d) {
-          if (i == 0 && first == 0)
-            lane[d].set(value[i][d]);
-          else
-            lane[d].fold(value[i][d]);
-        }
+        if (i == 0 && first == 0)
+          lane.set(value[i]);
+        else
+          lane.fold(value[i]);
       }
     }
-    uint4 result[kDeep];
-#pragma unroll
-    for (int d = 0; d < kDeep; ++d) result[d] = lane[d].get();
+    const uint4 result = lane.get();
 #pragma unroll 1
-    for (int i = 0; i < launch_.outs; ++i) {
-      std::byte* const to = launch_.out[i];
-#pragma unroll
-      for (int d = 0; d < kDeep; ++d)
-        if (const unsigned at = unit + d * width; d == 0 || at < launch_.units)
-          store_vector(to + std::uint64_t{at} * kUnitBytes, result[d]);
-    }
+    for (int i = 0; i < launch_.outs; ++i) store_vector(launch_.out[i] + at, result);
   }
 
   /// Of a chunk's last unit, or of buffers that are not aligned.

@@ -16,7 +16,7 @@ std::unique_ptr<Sharing> Sharing::open(Bootstrap& bootstrap, Config::Segment mod
   auto sharing = std::unique_ptr<Sharing>(new Sharing(bootstrap.rank(), device_of, context));
   sharing->segment_ = Segment::open(bootstrap, sizeof(std::atomic<std::uint64_t>), mode, why);
   if (!sharing->segment_) return nullptr;
-  sharing->exports_ = Exports::open(bootstrap, mode, context, /*patience=*/1, why);
+  sharing->exports_ = Exports::open(bootstrap, mode, context, {}, why);
   return sharing->exports_ ? std::move(sharing) : nullptr;
 }
 
