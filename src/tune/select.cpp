@@ -123,14 +123,15 @@ constexpr std::size_t kMappedSlice = 2 * KiB;
 constexpr std::size_t kMostMapped = 2048 * MiB;
 
 // GPUs, one rank each; a single one is shared by all. All of these fold in rank order, and so does
-// what stands in for them. Measured on 2026-11-21 with `trib bench allreduce --memory cuda`: 2 and
-// 4 H200. On the day after again for 2, up to 4 MiB and with TRIB_ENGINE=copy and kernel, and
-// slices above 4 MiB, on streams, too: docs/results.md has the figures.
+// what stands in for them. Measured on 2026-11-22 with `trib bench COLLECTIVE --memory cuda`, in
+// blocking calls, on streams and in graphs: 2 and 4 H200. docs/results.md has the figures.
 // clang-format off
 constexpr DeviceRow kDevice[] = {
-    {2,    32 * KiB,   "one_shot", true,  132, 512},
-    {2,    96 * KiB,   "one_shot", false, 132, 4 * KiB},
-    {2,    8192 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
+    {1,    32 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {1,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
+    {2,    256 * KiB,  "one_shot", true,  132, 512},
+    {2,    512 * KiB,  "one_shot", false, 132, 4 * KiB},
+    {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {kAny, 64 * KiB,   "one_shot", true,  132, 512},
     {kAny, 8192 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
@@ -144,9 +145,10 @@ constexpr DeviceRow kDevice[] = {
     {kAny, kAll,       "two_shot", false, 132, 16 * KiB},
 };
 constexpr DeviceRow kDeviceReduce[] = {
-    {2,    64 * KiB,   "one_shot", true,  132, 512},
-    {2,    96 * KiB,   "one_shot", false, 132, 4 * KiB},
-    {2,    8192 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
+    {1,    64 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {1,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
+    {2,    256 * KiB,  "one_shot", true,  132, 512},
+    {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {kAny, 64 * KiB,   "one_shot", true,  132, 512},
     {kAny, 16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
@@ -163,8 +165,10 @@ constexpr DeviceRow kDeviceReduce[] = {
 };
 // The reduce_scatters.
 constexpr DeviceRow kDeviceScatter[] = {
-    {2,    64 * KiB,   "one_shot", true,  132, 512},
-    {2,    256 * KiB,  "one_shot", false, 132, 4 * KiB},
+    {1,    64 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {1,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
+    {2,    1 * MiB,    "one_shot", true,  132, 512},
+    {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {kAny, 512 * KiB,  "one_shot", true,  132, 512},
     {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {1,    kAll,       "one_shot", false, 132, 16 * KiB},

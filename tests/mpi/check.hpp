@@ -25,20 +25,21 @@ inline int world_size() {
 }
 
 /// Says what is wrong and ends the job.
-[[noreturn]] inline void fail(const char* file, int line, const char* format, ...) {
+[[noreturn]] inline void fail(const char* file, int line, const char* condition, const char* format,
+                              ...) {
   char text[1500];
   va_list arguments;
   va_start(arguments, format);
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  std::fprintf(stderr, "%s:%d: %s\n", file, line, text);
+  std::fprintf(stderr, "%s:%d: %s: %s\n", file, line, condition, text);
   std::fflush(stderr);
   MPI_Abort(MPI_COMM_WORLD, 1);
   _exit(1);
 }
-#define CHECK(condition, ...)                                                \
-  do {                                                                       \
-    if (!(condition)) fail(__FILE__, __LINE__, #condition ": " __VA_ARGS__); \
+#define CHECK(condition, ...)                                               \
+  do {                                                                      \
+    if (!(condition)) fail(__FILE__, __LINE__, #condition, "" __VA_ARGS__); \
   } while (false)
 
 /// A function of Tributary's C API, or null where it is not preloaded.

@@ -151,7 +151,7 @@ int main(int argc, char** argv) {
     MPI_Finalize();
     return 0;
   } else {
-    fail(__FILE__, __LINE__, "no such case: %s", what.c_str());
+    fail(__FILE__, __LINE__, what.c_str(), "no such case");
   }
 
   // A rank that only sends in a Reduce has nothing to wait for, and learns it in its next call.

@@ -134,6 +134,7 @@ void copies(trib_comm* comm) {
       if (in_place) {
         float* const part = out.data + count * static_cast<std::size_t>(rank);
         Gpu::get().copy(part, in.data, count * 4);
+        CHECK(Gpu::get().call("cuStreamSynchronize", static_cast<void*>(nullptr)) == 0, "copy");
         from = part;
       }
       CHECK(API(trib_allgather)(from, out.data, count, TRIB_FLOAT32, comm, stream.handle) ==

@@ -49,8 +49,8 @@ inline std::atomic<long> checks{0};
   do {                                                                                          \
     ++checks;                                                                                   \
     if (!(condition))                                                                           \
-      fail(__FILE__, __LINE__, "section %s, rank %d of %d: not so: %s: " format, section, rank, \
-           size, #condition __VA_OPT__(, ) __VA_ARGS__);                                        \
+      fail(__FILE__, __LINE__, #condition, "section %s, rank %d of %d: " format, section, rank, \
+           size __VA_OPT__(, ) __VA_ARGS__);                                                    \
   } while (false)
 
 inline unsigned scramble(std::uint64_t x) {
