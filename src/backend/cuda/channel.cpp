@@ -44,6 +44,9 @@ int neighbours(int size) {
   return 1 + std::max(0, ranks - size) / 2;
 }
 
+/// Most copies on the default stream are through by then.
+constexpr auto kSoon = std::chrono::microseconds(50);
+
 /// For buffers that a program uses once, kernels do without mapping them.
 constexpr Exports::Habits kHabits{.trials = 2, .patience = 2000};
 
@@ -376,8 +379,14 @@ void Channel::show(Card& card, const void* in, const void* out) {
   } else if (out != nullptr && card.out == Memory::device) {
     card.out_block = exports_->show(out, card.out_at);
   }
-  // The peers' kernels are ordered behind their own default streams, not behind this rank's.
-  wait_for_default_stream();
+  // The peers' kernels are ordered behind their own default streams, not behind this rank's. What
+  // is under way there may wait for a peer that waits for this rank: so not for long.
+  const auto start = std::chrono::steady_clock::now();
+  while (!cuda::is_default_stream_idle()) {
+    if (std::chrono::steady_clock::now() - start < kSoon) continue;
+    card.in_block = card.out_block = 0;
+    return;
+  }
 }
 
 bool Channel::reach(const HostChannel& met, const void* in, void* out,
@@ -462,7 +471,7 @@ void Channel::look_ahead() { was_idle_ = resident_.program != nullptr && is_defa
 
 bool Channel::is_default_stream_idle() const {
   const Current current(context_);
-  return driver_.cuStreamQuery_(CU_STREAM_LEGACY) == CUDA_SUCCESS;
+  return cuda::is_default_stream_idle();
 }
 
 }  // namespace trib::cuda

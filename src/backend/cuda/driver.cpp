@@ -85,6 +85,14 @@ void wait_for_default_stream() {
     check(known.cuStreamSynchronize_(CU_STREAM_LEGACY), "the default stream failed");
 }
 
+bool is_default_stream_idle() {
+  const Driver& known = *driver();
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  return known.cuStreamIsCapturing_(CU_STREAM_LEGACY, &capture) == CUDA_SUCCESS &&
+         capture == CU_STREAM_CAPTURE_STATUS_NONE &&
+         known.cuStreamQuery_(CU_STREAM_LEGACY) == CUDA_SUCCESS;
+}
+
 Current::Current(CUcontext context) : driver_(*driver()) {
   CUcontext now = nullptr;
   if (driver_.cuCtxGetCurrent_(&now) != CUDA_SUCCESS || now != context) {

@@ -91,6 +91,9 @@ inline void check(CUresult result, const char* what) {
 
 /// Until what is under way on the default stream of the current context is done.
 void wait_for_default_stream();
+/// Whether nothing is, as far as can be said without harm: a look at it would break the capture of
+/// any stream that is ordered with it.
+bool is_default_stream_idle();
 
 /// While it lives, `context` is current in this thread and the driver may be asked for things that
 /// another thread's stream capture would forbid. Leaves the thread as it was.

@@ -446,8 +446,10 @@ void Program::start(const Arguments& arguments) {
       std::min<std::uint32_t>(static_cast<std::uint32_t>(arguments.blocks), launch.passes);
   launch.has_met = !arguments.is_enqueued;
 
-  const bool is_flat =
-      is_packet && launch.passes <= blocks && !(flat_.sources.empty() && flat_.targets.empty());
+  // A flat kernel's threads take whole units, which must not belong to two blocks.
+  const bool is_flat = is_packet && launch.passes <= blocks &&
+                       (launch.passes == 1 || arguments.slice * element % kUnitBytes == 0) &&
+                       !(flat_.sources.empty() && flat_.targets.empty());
   const CUfunction function = channel_.kernels_->find(arguments.op, arguments.dtype,
                                                       is_flat     ? Protocol::flat
                                                       : is_packet ? Protocol::packet
