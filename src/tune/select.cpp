@@ -417,9 +417,11 @@ std::vector<Choice> candidates(const Key& key, const Config& config) {
   if (!is_device) return all;
   // Packets double what is moved; flags cost another trip.
   for (const Algorithm& algorithm : algorithms()) {
-    if (key.bytes <= 1024 * KiB)
+    if (key.bytes <= 1024 * KiB) {
+      add({&algorithm, Reach::scratch, 512, Engine::kernel, true, 132});
       for (const int blocks : {32, 16, 64})
         add({&algorithm, Reach::scratch, 1 * KiB, Engine::kernel, true, blocks});
+    }
     if (key.bytes >= 16 * KiB)
       for (const int blocks : {132, 64, 32})
         for (const std::size_t slice : {4 * KiB, 16 * KiB})
