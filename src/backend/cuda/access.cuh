@@ -96,4 +96,21 @@ __device__ __noinline__ std::uint64_t look_around(Doorbell* doorbell, const std:
   return 0;
 }
 
+/// The block is done; the last one to be tells the host that launch `number` is.
+template <class Launched>
+__device__ void tell_host(const Launched& launch, std::uint64_t number) {
+  disturb();
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  // What all blocks did comes before `done`: each block's barrier and fence, then the chain of
+  // read-modify-writes of `arrived`, then the release below, which is cumulative.
+  if (gridDim.x > 1) {
+    __threadfence();
+    if (atomicAdd(&launch.counters->arrived, 1) + 1 != gridDim.x) return;
+    launch.counters->arrived = 0;
+    __threadfence();
+  }
+  store_release(&launch.doorbell->done, number);
+}
+
 }  // namespace trib::cuda

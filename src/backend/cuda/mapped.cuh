@@ -34,7 +34,7 @@ class Mapped {
          i += width)
       fold_element(i);
     part();
-    end();
+    tell_host(launch_, launch_.number);
   }
 
  private:
@@ -111,22 +111,6 @@ class Mapped {
                              launch_.time_limit, peer);
       if (deadline == 0) break;
     }
-  }
-
-  __device__ void end() const {
-    disturb();
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    // As in Block: what all blocks have heard of comes before `done`. Each block's barrier and
-    // fence, then the chain of read-modify-writes of `arrived`, then the release, which is
-    // cumulative.
-    if (gridDim.x > 1) {
-      __threadfence();
-      if (atomicAdd(&launch_.counters->arrived, 1) + 1 != gridDim.x) return;
-      launch_.counters->arrived = 0;
-      __threadfence();
-    }
-    store_release(&launch_.doorbell->done, launch_.number);
   }
 
   const MappedLaunch& launch_;

@@ -107,19 +107,7 @@ class Turn {
 
   /// All threads of the block have done what there was to do.
   __device__ void end() {
-    if (!launch_.has_met) return;  // see take_turn()
-    disturb();
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    // What all blocks did comes before `done`: each block's barrier and fence, then
-    // the chain of read-modify-writes of `arrived`, then the release below, which is cumulative.
-    if (gridDim.x > 1) {
-      __threadfence();
-      if (atomicAdd(&launch_.counters->arrived, 1) + 1 != gridDim.x) return;
-      launch_.counters->arrived = 0;
-      __threadfence();
-    }
-    store_release(&launch_.doorbell->done, launch_.number + served_);
+    if (launch_.has_met) tell_host(launch_, launch_.number + served_);  // or else see take_turn()
   }
 
   /// A call is served, and the host may order another one like it, with its buffers elsewhere.
