@@ -60,6 +60,26 @@ __device__ inline void store_packet(void* at, std::uint32_t low, std::uint32_t h
                "r"(high), "r"(run)
                : "memory");
 }
+
+/// A unit as it travels in the packet protocol: twice as long.
+struct Packets {
+  uint4 a, b;
+
+  __device__ void load(const std::byte* at) {
+    a = load_packet(at);
+    b = load_packet(at + kUnitBytes);
+  }
+  /// All of it has come, in this run.
+  __device__ bool is_of(std::uint32_t run) const {
+    return a.y == run && a.w == run && b.y == run && b.w == run;
+  }
+  __device__ uint4 unit() const { return make_uint4(a.x, a.z, b.x, b.z); }
+  __device__ static void store(std::byte* at, uint4 unit, std::uint32_t run) {
+    store_packet(at, unit.x, unit.y, run);
+    store_packet(at + kUnitBytes, unit.z, unit.w, run);
+  }
+};
+
 __device__ inline std::uint64_t nanoseconds() {
   std::uint64_t value;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));

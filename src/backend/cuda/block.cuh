@@ -195,10 +195,10 @@ class Block
           const int left = elements - unit * kElements;
           if (left <= 0) break;
           if (protocol == Protocol::packet && operand.is_inbox) {
-            const std::byte* const at = base + unit * (2 * kUnitBytes);
-            const uint4 a = load_packet(at), b = load_packet(at + kUnitBytes);
-            if (a.y != run_ || a.w != run_ || b.y != run_ || b.w != run_) missing = operand.rank;
-            value[i][d] = make_uint4(a.x, a.z, b.x, b.z);
+            Packets packets;
+            packets.load(base + unit * (2 * kUnitBytes));
+            if (!packets.is_of(run_)) missing = operand.rank;
+            value[i][d] = packets.unit();
           } else {
             const std::byte* const at = base + unit * kUnitBytes;
             value[i][d] =
@@ -219,9 +219,7 @@ class Block
       const int left = elements - unit * kElements;
       if (left <= 0) break;
       if (protocol == Protocol::packet && operand.is_inbox) {
-        std::byte* const at = base + unit * (2 * kUnitBytes);
-        store_packet(at, value[d].x, value[d].y, run_);
-        store_packet(at + kUnitBytes, value[d].z, value[d].w, run_);
+        Packets::store(base + unit * (2 * kUnitBytes), value[d], run_);
       } else {
         std::byte* const at = base + unit * kUnitBytes;
         if (is_whole(operand, at, left))

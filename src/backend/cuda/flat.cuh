@@ -73,9 +73,7 @@ class Flat : private Turn<FlatLaunch> {
       const FlatLaunch::Target& target = launch_.target[i];
       if (left(target.length) == 0) continue;
       if (!launch_.is_same) value = load(target.from, target.length);
-      std::byte* const at = target.to + in_inbox_;
-      store_packet(at, value.x, value.y, run_);
-      store_packet(at + kUnitBytes, value.z, value.w, run_);
+      Packets::store(target.to + in_inbox_, value, run_);
     }
   }
 
@@ -107,7 +105,7 @@ class Flat : private Turn<FlatLaunch> {
   /// Up to kBatch sources, which are looked for together.
   __device__ void await(int first, uint4 own, uint4 (&value)[kBatch]) {
     const std::byte* at[kBatch];
-    uint4 a[kBatch], b[kBatch];
+    Packets packets[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
       at[i] = first + i < launch_.sources ? launch_.source[first + i] : nullptr;
@@ -116,21 +114,15 @@ class Flat : private Turn<FlatLaunch> {
     do {
       // All are loaded before any is looked at.
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (at[i] == nullptr) continue;
-        a[i] = load_packet(at[i] + in_inbox_);
-        b[i] = load_packet(at[i] + in_inbox_ + kUnitBytes);
-      }
+      for (int i = 0; i < kBatch; ++i)
+        if (at[i] != nullptr) packets[i].load(at[i] + in_inbox_);
       missing = -1;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i)
-        if (at[i] != nullptr &&
-            (a[i].y != run_ || a[i].w != run_ || b[i].y != run_ || b[i].w != run_))
-          missing = first + i;
+        if (at[i] != nullptr && !packets[i].is_of(run_)) missing = first + i;
     } while (missing >= 0 && !gives_up(patience, launch_.source_rank[missing]));
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      value[i] = at[i] != nullptr ? make_uint4(a[i].x, a[i].z, b[i].x, b[i].z) : own;
+    for (int i = 0; i < kBatch; ++i) value[i] = at[i] != nullptr ? packets[i].unit() : own;
   }
 
   std::uint32_t first_ = 0;     // the first element of the unit, from the beginning of each chunk
