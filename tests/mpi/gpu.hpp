@@ -68,12 +68,19 @@ class Gpu {
   int count_ = 0;
 };
 
-/// Ends the program where there is no GPU. All ranks say so and exit with 77, which launch.py hands
-/// on to CTest.
-inline void skip_without_gpu() {
-  if (Gpu::get().is_here()) return;
-  std::printf("skipped: no GPU here\n");
+/// Ends the program: all ranks say why and exit with 77, which launch.py hands on to CTest.
+[[noreturn]] inline void skip(const std::string& why) {
+  std::printf("skipped: %s\n", why.c_str());
   std::fflush(stdout);  // launchers may kill the others when the first rank exits
   MPI_Finalize();
   std::exit(77);
+}
+inline void skip_without_gpu() {
+  if (!Gpu::get().is_here()) skip("no GPU here");
+}
+/// The same where not every rank has one of its own.
+inline void skip_without_gpu_each() {
+  if (Gpu::get().count() < world_size())
+    skip(std::to_string(world_size()) + " ranks need as many GPUs, here are " +
+         std::to_string(Gpu::get().count()));
 }

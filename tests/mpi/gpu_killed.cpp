@@ -16,12 +16,8 @@
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   const int rank = world_rank(), size = world_size();
-  if (!Gpu::get().is_here() || size < 2) {
-    std::printf("skipped: no GPU here\n");
-    std::fflush(stdout);
-    MPI_Finalize();
-    return 77;
-  }
+  skip_without_gpu();
+  if (size < 2) skip("one rank has no peers");
   const int count = argc > 1 ? std::atoi(argv[1]) : 300000;
   const bool is_inside = argc > 2 && std::string(argv[2]) == "inside";
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

@@ -333,12 +333,7 @@ int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   rank = world_rank();
   size = world_size();
-  if (Gpu::get().count() < size) {
-    std::printf("skipped: %d ranks need as many GPUs, here are %d\n", size, Gpu::get().count());
-    std::fflush(stdout);
-    MPI_Finalize();
-    return 77;
-  }
+  skip_without_gpu_each();
   const bool is_long = argc > 1 && std::strcmp(argv[1], "thorough") == 0;
   trib_comm* comm = nullptr;
   CHECK(API(trib_comm_create)(&comm, rank, size, exchange, nullptr) == TRIB_SUCCESS, "%s",

@@ -38,12 +38,8 @@ void work(int thread, MPI_Comm comm, void* context, int rounds) {
 int main(int argc, char** argv) {
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
-  if (provided < MPI_THREAD_MULTIPLE || !Gpu::get().is_here()) {
-    std::printf("skipped: no GPU or no MPI_THREAD_MULTIPLE here\n");
-    std::fflush(stdout);
-    MPI_Finalize();
-    return 77;
-  }
+  if (provided < MPI_THREAD_MULTIPLE) skip("no MPI_THREAD_MULTIPLE here");
+  skip_without_gpu();
   void* context = nullptr;
   CHECK(Gpu::get().call("cuCtxGetCurrent", &context) == 0, "");
   std::vector<MPI_Comm> comms(2);
