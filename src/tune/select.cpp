@@ -190,6 +190,7 @@ constexpr DeviceRow kDeviceAllgather[] = {
     {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {kAny, kAll,       "one_shot", false, 132, 16 * KiB},
 };
+// Not measured.
 constexpr DeviceRow kDeviceBroadcast[] = {
     {kAny, 64 * KiB,   "one_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},

@@ -217,10 +217,13 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   }
   if (config.peer_access == Config::PeerAccess::automatic) {
     if (channel->open_direct(why)) {
-      if (!channel->sharing_ && config.map != Config::Map::off)
+      if (!channel->sharing_ && config.map != Config::Map::off) {
         channel->exports_ =
             Exports::open(bootstrap, config.segment, channel->context_,
                           config.map == Config::Map::always ? Exports::Habits{} : kHabits, why);
+        if (!channel->exports_ && channel->rank_ == 0)
+          log_once(Config::Log::info, "GPUs do not map each other's buffers: " + why);
+      }
       return channel;
     }
     if (channel->rank_ == 0)

@@ -66,7 +66,8 @@ class Cuda final : public DeviceBackend {
     if (count == 0) return text + "no GPU";
     return text + hardware() +
            "; GPU, managed and pinned memory through peers' inboxes (IPC handles, or pinned shared "
-           "memory), anything else staged through pinned memory";
+           "memory), what cudaMalloc gave also by mappings (IPC handles), anything else staged "
+           "through pinned memory";
   }
 
   std::string hardware() const override {
