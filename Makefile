@@ -137,12 +137,12 @@ $(VENV)/.installed-lint: requirements-lint.txt $(VENV_STAMP)
 
 lint: setup $(VENV)/.installed-lint  ## ruff, mypy, clang-format, codespell
 	@PATH=$(VENV)/bin:$$PATH; ruff check python tests; ruff format --check python tests; mypy; \
-	git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | xargs clang-format --dry-run --Werror; \
+	git ls-files '*.cpp' '*.hpp' '*.h' '*.c' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror; \
 	git ls-files | xargs codespell
 
 format: setup $(VENV)/.installed-lint  ## let ruff and clang-format rewrite the sources
 	@PATH=$(VENV)/bin:$$PATH; ruff check --fix python tests; ruff format python tests; \
-	git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | xargs clang-format -i
+	git ls-files '*.cpp' '*.hpp' '*.h' '*.c' '*.cu' '*.cuh' | xargs clang-format -i
 
 clean:  ## remove what was built
 	@rm -rf build build-* out

@@ -35,12 +35,12 @@ def squeezed(text: str) -> str:
 
 @functools.cache
 def sources() -> str:
-    """All C++ and CMake files in one text."""
+    """All C++, CUDA and CMake files in one text."""
     files = [
         path
         for folder in ("src", "include", "tools", "tests")
         for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in (".cpp", ".hpp", ".h") or path.name == "CMakeLists.txt"
+        if path.suffix in (".cpp", ".hpp", ".h", ".cu", ".cuh") or path.name == "CMakeLists.txt"
     ]
     return "\n".join(path.read_text() for path in [ROOT / "CMakeLists.txt", *files])
 

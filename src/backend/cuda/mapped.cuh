@@ -28,8 +28,8 @@ class Mapped {
     const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
 #pragma unroll 1
     for (unsigned unit = thread; unit < launch_.units; unit += width) fold_unit(unit);
-      // From the other end: these threads may have had no unit.
 #pragma unroll 1
+    // From the other end: these threads may have had no unit.
     for (unsigned i = launch_.units * kElements + (width - 1 - thread); i < launch_.length;
          i += width)
       fold_element(i);
