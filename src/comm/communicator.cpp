@@ -279,7 +279,7 @@ Card Communicator::device_card(const Request& request, const Plan& plan, const D
   } else if (may_map(plan)) {
     const bool is_aligned = (in | out) % kDeviceUnit == 0;
     // Scattered results are stored by their own rank.
-    if (!is_in_the_way && (is_aligned || group_.config.map == Config::Map::always))
+    if (!is_in_the_way && (is_aligned || group_.config.map != Config::Map::automatic))
       devices_.channel->show(card, request.in, is_scattered ? nullptr : request.out);
   }
   return card;

@@ -108,8 +108,8 @@ void Plans::make(Plan& plan, const Request& request) const {
   for (Path& path : plan.paths) path.is_made = false;
   plan.is_mappable = mapped_choice(key_of(plan, Route::mapped), group_.config).has_value();
   plan.is_mappable_on_device =
-      select(key_of(plan, Route::device_mapped), group_.config).reach == Reach::map &&
-      (group_.config.map == Config::Map::always || has_aligned_parts(plan));
+      select(key_of(plan, Route::device_mapped), group_.config).reach != Reach::scratch &&
+      (group_.config.map != Config::Map::automatic || has_aligned_parts(plan));
   plan.is_made = true;
 }
 
@@ -117,8 +117,10 @@ Loaded& Plans::load(const Request& request, const Choice& choice, DeviceChannel*
   Loaded& loaded = programs_[{request.collective, choice.algorithm, request.root, choice.reach,
                               device != nullptr, choice.engine}];
   if (loaded.program || loaded.has_no_room) return loaded;
-  loaded.algorithm =
-      (choice.reach == Reach::map ? "mapped_" : "") + std::string(choice.algorithm->name);
+  loaded.algorithm = (choice.reach == Reach::map    ? "mapped_"
+                      : choice.reach == Reach::push ? "direct_"
+                                                    : "") +
+                     std::string(choice.algorithm->name);
   loaded.collective = request.collective;
   if (device != nullptr) {
     const Shape shape = group_.shape(request.collective, request.root);

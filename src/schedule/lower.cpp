@@ -12,6 +12,7 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "base/error.hpp"
 #include "schedule/schedule.hpp"
@@ -38,7 +39,8 @@ struct Node {
       from;  ///< first chunk of each source; a source is one node's (or input's) consecutive chunks
   bool is_live = false;
   bool is_read_by_peer = false, is_read_by_self = false;
-  int slot = -1;
+  bool is_delivered = false;  // some of it goes straight to a peer's `out`
+  int slot = -1, flag = -1;
 };
 
 /// One chunk in one buffer of one rank.
@@ -50,6 +52,9 @@ class Lowering {
       : all_(all),
         shape_(shape),
         reach_(reach),
+        // A scattered result in place would lie over other chunks that its rank still reads.
+        delivers_(reach == Reach::push && is_reduction(shape.collective) &&
+                  !is_scatter(shape.collective)),
         size_(static_cast<int>(all.size())),
         chunks_(all[0].chunks) {}
 
@@ -170,13 +175,13 @@ class Lowering {
     };
     for (int rank = 0; rank < size_; ++rank)
       for (const auto& [chunk, value] : outputs_[rank]) {
-        const bool is_own = value.node >= 0 && value.rank == rank && value.chunk == chunk;
-        if (is_own && !nodes_[value.node].is_live) {
-          nodes_[value.node].is_live = true;  // writes its result straight to `out`
-          todo.push_back(value.node);
-        } else if (!is_own) {
+        if (!is_stored(value, rank, chunk)) {
           touch(value, rank);
+          continue;
         }
+        Node& node = nodes_[value.node];
+        if (value.rank != rank) node.is_delivered = true;
+        if (!std::exchange(node.is_live, true)) todo.push_back(value.node);
       }
     while (!todo.empty()) {
       const int index = todo.back();
@@ -186,11 +191,27 @@ class Lowering {
     }
   }
 
+  /// Whether the node that makes a chunk of `rank`'s `out` stores it there itself.
+  bool is_stored(const Value& value, int rank, int chunk) const {
+    return value.node >= 0 && value.chunk == chunk && (value.rank == rank || delivers_);
+  }
+  bool is_output_of(int rank, const Value& value) const {
+    const auto found = outputs_[rank].find(value.chunk);
+    return found != outputs_[rank].end() && found->second == value;
+  }
   /// Which of a node's chunks are the final value of its own rank's `out`.
   bool is_output(const Node& node, int index, int chunk) const {
-    const auto& outputs = outputs_[node.rank];
-    const auto found = outputs.find(chunk);
-    return found != outputs.end() && found->second == Value{index, node.rank, chunk};
+    return is_output_of(node.rank, {index, node.rank, chunk});
+  }
+  /// Whose `out` the node stores a chunk to: its own rank's last, before that those behind it in
+  /// turn.
+  std::vector<int> owners_of(const Node& node, int index, int chunk) const {
+    std::vector<int> owners;
+    for (int i = delivers_ ? 1 : size_; i <= size_; ++i)
+      if (const int rank = wrap(node.rank + i, size_);
+          is_output_of(rank, {index, node.rank, chunk}))
+        owners.push_back(rank);
+    return owners;
   }
   bool is_all_output(const Node& node, int index) const {
     for (int i = 0; i < node.span; ++i)
@@ -226,8 +247,12 @@ class Lowering {
     for (std::size_t index = 0; index < nodes_.size(); ++index) {
       Node& node = nodes_[index];
       if (!node.is_live) continue;
-      const bool needs_slot = node.is_read_by_peer || !is_all_output(node, static_cast<int>(index));
+      const bool needs_slot =
+          node.is_read_by_peer ||
+          (node.is_read_by_self && !is_all_output(node, static_cast<int>(index)));
       if (needs_slot) node.slot = add_slot(node.rank, node.chunk, node.span);
+      if (node.is_delivered)
+        node.flag = node.is_read_by_peer ? node.slot : add_slot(node.rank, node.chunk, 0);
     }
   }
 
@@ -271,12 +296,12 @@ class Lowering {
   /// Waits for what a step is about to read.
   void await(Emitter& emitter, int rank, const Location& from) {
     if (from.rank == rank) return;
-    const int slot = from.buffer == Buffer::in ? entry_[from.rank] : from.slot;
-    auto& readers = from.buffer == Buffer::in ? attached_readers_ : readers_;
-    readers[from.rank].insert(rank);
-    if (from.buffer == Buffer::in) readers_[from.rank].insert(rank);  // of the entry flag
-    if (emitter.waited.insert({from.rank, slot}).second)
-      emitter.add({Verb::wait, {}, {}, {from.rank}, slot});
+    if (from.buffer == Buffer::in) attached_readers_[from.rank].insert(rank);
+    await_flag(emitter, rank, from.rank, from.buffer == Buffer::in ? entry_[from.rank] : from.slot);
+  }
+  void await_flag(Emitter& emitter, int rank, int of, int slot) {
+    readers_[of].insert(rank);
+    if (emitter.waited.insert({of, slot}).second) emitter.add({Verb::wait, {}, {}, {of}, slot});
   }
 
   std::vector<Schedule> emit() {
@@ -311,6 +336,7 @@ class Lowering {
     for (int rank = 0; rank < size_; ++rank) {
       Schedule& schedule = emitters[rank].schedule;
       schedule.is_lowered = true;
+      schedule.is_delivered = delivers_;
       schedule.slots = slots_;
       schedule.flags = flags;
       schedule.units = units;
@@ -387,30 +413,38 @@ class Lowering {
         return true;
       };
       // Output chunks are a prefix property of no algorithm: cut where the destinations change.
-      const bool is_out = is_output(node, index, node.chunk + begin);
+      const std::vector<int> owners = owners_of(node, index, node.chunk + begin);
       for (int i = 1; i < span; ++i)
-        if (is_output(node, index, node.chunk + begin + i) != is_out) span = i;
+        if (owners_of(node, index, node.chunk + begin + i) != owners) span = i;
       while (!look_up()) span = taken;
-      for (const Location& source : from) await(emitter, node.rank, source);
       std::vector<Location> to;
-      if (is_out) to.push_back(out(node.rank, node.chunk + begin, span));
+      for (const int owner : owners) to.push_back(out(owner, node.chunk + begin, span));
       if (node.slot >= 0) to.push_back(scratch(node.rank, node.slot, node.chunk + begin, span));
+      if (to.empty()) {  // of several chunks, one that nobody wants
+        begin += span;
+        continue;
+      }
+      for (const Location& source : from) await(emitter, node.rank, source);
       emitter.add({node.verb, std::move(to), std::move(from), {}});
       begin += span;
     }
     if (node.is_read_by_peer) emitter.add({Verb::signal, {}, {}, {}, node.slot});
+    if (node.flag >= 0 && node.flag != node.slot)
+      emitter.add({Verb::signal, {}, {}, {}, node.flag});
   }
 
   /// Fetches what other ranks computed (or renamed copies) into `out`, starting behind the own
-  /// rank's chunk.
+  /// rank's chunk, or waits for what they store there.
   void emit_outputs(Emitter& emitter, int rank) {
     emitter.stage = 2;
     const Slot done = kept(rank);
     std::vector<std::pair<int, Value>> missing;
     for (const auto& [chunk, value] : outputs_[rank]) {
       if (done.chunk <= chunk && chunk < done.chunk + done.span) continue;
-      if (value.node < 0 || value.rank != rank || value.chunk != chunk)
+      if (!is_stored(value, rank, chunk))
         missing.emplace_back(chunk, value);
+      else if (value.rank != rank)
+        await_flag(emitter, rank, value.rank, nodes_[value.node].flag);
     }
     std::stable_partition(missing.begin(), missing.end(),
                           [&](const auto& item) { return item.first > rank; });
@@ -432,6 +466,7 @@ class Lowering {
   const std::vector<Schedule>& all_;
   const Shape& shape_;
   const Reach reach_;
+  const bool delivers_;  // results go straight to peers' `out`
   const int size_, chunks_;
   std::map<Cell, Value> cells_;
   std::vector<Node> nodes_;

@@ -146,7 +146,9 @@ struct Slot {
 /// signal after that; others wait for the slot before they read it. Backends keep several
 /// generations of the slots (windows), used in turn, so that a signal can be the number of the run:
 /// see verify.hpp for the rules of reuse. With Reach::attach, reads of peers' `in` remain; with
-/// Reach::map, all that the direct form does.
+/// Reach::push, the results of an allreduce or a reduce are written to peers' `out` by who folds
+/// them, once each of these peers has contributed, and so is in the call; with Reach::map, all that
+/// the direct form does.
 struct Schedule {
   int chunks = 1;
   std::vector<Step> steps;
@@ -165,7 +167,8 @@ struct Schedule {
   /// Whether this rank may overwrite a part of `in` that an attached reader still needs if `out`
   /// aliases `in`. The backend then offers its peers a copy of `in`.
   bool endangers_input = false;
-  bool is_mapped = false;  ///< peers' `in` and `out` are read and written
+  bool is_mapped = false;     ///< peers' `in` and `out` are read and written
+  bool is_delivered = false;  ///< peers' `out` is written
 };
 
 /// Writes a schedule step by step.
@@ -200,6 +203,7 @@ class Builder {
 enum class Reach : std::uint8_t {
   scratch,  ///< not at all: everything goes through shared scratch
   attach,   ///< they can read `in` (cross-memory attach)
+  push,     ///< they can write `out`: results need not go through scratch
   map,      ///< they can read and write both (mapped memory)
 };
 

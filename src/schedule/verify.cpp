@@ -186,7 +186,8 @@ class Verifier {
     if (schedule.is_mapped)
       demand(is_own || at.buffer != Buffer::scratch, "out of reach");
     else if (is_write || at.buffer == Buffer::out)
-      demand(is_own, "out of reach");
+      demand(is_own || (is_write && at.buffer == Buffer::out && schedule.is_delivered),
+             "out of reach");
     if (at.buffer == Buffer::scratch) {
       demand(at.slot < static_cast<int>(schedule.slots[at.rank].size()), "no such slot");
       const Slot& slot = schedule.slots[at.rank][at.slot];

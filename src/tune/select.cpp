@@ -220,7 +220,7 @@ Choice by_copies(Choice choice, Engine engine) {
 /// Whether kernels may work on mapped buffers, as far as the settings go.
 bool may_map(const Key& key, const Config& config) {
   if (!key.can_map || !is_reduction(key.collective) || key.bytes > kMostMapped) return false;
-  if (config.map != Config::Map::automatic) return config.map == Config::Map::always;
+  if (config.map != Config::Map::automatic) return config.map != Config::Map::off;
   return std::string_view(config.algorithm) == "auto" && config.slice == 0 &&
          config.protocol == Config::Protocol::automatic &&
          (config.engine == Config::Engine::automatic || config.engine == Config::Engine::kernel);
@@ -278,10 +278,11 @@ Choice default_choice(const Key& key, const Config& config) {
     const bool can_map = may_map(key, config);
     if (can_map && config.map == Config::Map::always)
       return {find_algorithm("two_shot"), Reach::map, kMappedSlice, Engine::kernel, false, 132};
-    return device_choice(key,
-                         key.can_copy && config.engine != Config::Engine::kernel &&
-                             config.protocol == Config::Protocol::automatic,
-                         can_map);
+    const Choice choice = device_choice(key,
+                                        key.can_copy && config.engine != Config::Engine::kernel &&
+                                            config.protocol == Config::Protocol::automatic,
+                                        can_map && config.map == Config::Map::automatic);
+    return choice;
   }
   if (key.shares_devices) return {find_algorithm("gpu_two_shot"), Reach::scratch, kLong};
   return host_choice(
@@ -297,7 +298,7 @@ Choice select(const Key& key, const Config& config, const Findings* findings) {
                 "that of the ranks");
   const std::string_view wanted = config.algorithm;
   Choice choice = default_choice(key, config);
-  if (choice.reach == Reach::map) {  // which tuning does not try, and so knows nothing better than
+  if (choice.reach != Reach::scratch) {  // tuning does not try it, and knows nothing better
     if (config.blocks > 0) choice.blocks = static_cast<int>(config.blocks);
     return choice;
   }
@@ -337,6 +338,11 @@ Choice select(const Key& key, const Config& config, const Findings* findings) {
   // every size.
   if (key.can_attach && config.attach == Config::Attach::always) choice.reach = Reach::attach;
   if (config.slice > 0) choice.slice_bytes = static_cast<std::size_t>(config.slice);
+  if (config.map == Config::Map::results && may_map(key, config) && !is_scatter(key.collective) &&
+      !is_driven_by_host(choice.engine)) {
+    choice.reach = Reach::push;
+    choice.is_packet = false;
+  }
   return choice;
 }
 

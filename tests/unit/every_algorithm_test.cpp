@@ -112,6 +112,20 @@ TEST_P(EveryAlgorithm, IsRightThroughScratch) {
   });
 }
 
+TEST_P(EveryAlgorithm, IsRightWithResultsInPlace) {
+  for_each_shape(GetParam(), kMaxSize, [](const Shape& shape) {
+    VerifiedCall call = lowered_call(GetParam(), shape, Reach::push, false, 1);
+    for (const bool in_place : {false, true}) {
+      for (const int runs : {1, 2, 5}) {
+        call.in_place = in_place;
+        call.runs = runs;
+        EXPECT_EQ(verify(std::vector(runs == 1 ? 6 : 3, call)), "")
+            << describe(GetParam(), shape) << runs << " runs " << (in_place ? "in place" : "");
+      }
+    }
+  });
+}
+
 TEST_P(EveryAlgorithm, IsRightAttached) {
   for_each_shape(GetParam(), kMaxSize, [](const Shape& shape) {
     VerifiedCall call = lowered_call(GetParam(), shape, Reach::attach, false, 1);
@@ -188,6 +202,7 @@ TEST_P(EveryAlgorithm, FoldsAlikeHoweverItRuns) {
     EXPECT_EQ(folds(direct_call(GetParam(), shape, true)), expected) << what;
     EXPECT_EQ(folds(lowered_call(GetParam(), shape, Reach::scratch, false, 2)), expected) << what;
     EXPECT_EQ(folds(lowered_call(GetParam(), shape, Reach::attach, false, 1)), expected) << what;
+    EXPECT_EQ(folds(lowered_call(GetParam(), shape, Reach::push, false, 2)), expected) << what;
     if (!is_without_scratch(all_ranks(GetParam(), shape))) return;
     EXPECT_EQ(folds(lowered_call(GetParam(), shape, Reach::map, false, 1)), expected) << what;
   });

@@ -18,6 +18,8 @@ __device__ inline void store_release(std::uint64_t* at, std::uint64_t value) {
 __device__ inline void store_relaxed(std::uint32_t* at, std::uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
+/// With relaxed stores behind it, a release at system scope for several of them.
+__device__ inline void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 __device__ inline std::uint32_t load_acquire(const std::uint32_t* at) {
   std::uint32_t value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");

@@ -220,7 +220,7 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
       if (!channel->sharing_ && config.map != Config::Map::off) {
         channel->exports_ =
             Exports::open(bootstrap, config.segment, channel->context_,
-                          config.map == Config::Map::always ? Exports::Habits{} : kHabits, why);
+                          config.map == Config::Map::automatic ? kHabits : Exports::Habits{}, why);
         if (!channel->exports_ && channel->rank_ == 0)
           log_once(Config::Log::info, "GPUs do not map each other's buffers: " + why);
       }

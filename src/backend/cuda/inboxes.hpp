@@ -12,7 +12,8 @@
 
 namespace trib::cuda {
 
-/// Where the slots' chunks arrive: reader, writer, slot, chunk -> unit of the reader's inbox.
+/// Where the slots' chunks arrive: reader, writer, slot, chunk -> unit of the reader's inbox. A
+/// slot without payload has a number behind those of all units, as if it were one: its flag's.
 /// Derived from all ranks' schedules, and so the same on all ranks.
 class Inboxes {
  public:
@@ -26,8 +27,25 @@ class Inboxes {
               if (units_.try_emplace({reader, from.rank, from.slot, c}, units).second) ++units;
       most_ = std::max(most_, units);
     }
+    flags_ = most_;
+    for (int reader = 0; reader < static_cast<int>(all.size()); ++reader) {
+      int flags = most_;
+      for (const Step& step : all[static_cast<std::size_t>(reader)].steps) {
+        if (step.verb != Verb::wait) continue;
+        const int writer = step.peers.front();
+        const Slot& slot =
+            all[static_cast<std::size_t>(writer)]
+                .slots[static_cast<std::size_t>(writer)][static_cast<std::size_t>(step.slot)];
+        if (slot.span == 0 &&
+            units_.try_emplace({reader, writer, step.slot, slot.chunk}, flags).second)
+          ++flags;
+      }
+      flags_ = std::max(flags_, flags);
+    }
   }
   int most() const { return most_; }
+  /// Units, and flags without one.
+  int flags() const { return flags_; }
   /// -1: `reader` does not read it.
   int unit(int reader, int writer, int slot, int chunk) const {
     const auto found = units_.find({reader, writer, slot, chunk});
@@ -36,7 +54,7 @@ class Inboxes {
 
  private:
   std::map<std::tuple<int, int, int, int>, int> units_;
-  int most_ = 0;
+  int most_ = 0, flags_ = 0;
 };
 
 }  // namespace trib::cuda

@@ -16,7 +16,7 @@ TRIB_OPS(TRIB_DECLARE)
 namespace trib::cuda {
 namespace {
 
-constexpr const char* kNames[kProtocols] = {"simple", "packet", "flat", "mapped"};
+constexpr const char* kNames[kProtocols] = {"simple", "packet", "flat", "mapped", "pipeline"};
 
 }  // namespace
 

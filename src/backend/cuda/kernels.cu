@@ -5,6 +5,7 @@
 #include "backend/cuda/canonical.hpp"
 #include "backend/cuda/flat.cuh"
 #include "backend/cuda/mapped.cuh"
+#include "backend/cuda/pipeline.cuh"
 
 namespace trib::cuda {
 namespace {
@@ -17,6 +18,8 @@ __device__ void run(const Launched& launch) {
     Flat<T, A, Operator>(launch).run();
   else if constexpr (protocol == Protocol::mapped)
     Mapped<T, A, Operator>(launch).run();
+  else if constexpr (protocol == Protocol::pipeline)
+    Pipeline<T, A, Operator>(launch).run();
   else
     Block<protocol, T, A, Operator>(launch).run();
 }
@@ -33,11 +36,12 @@ __device__ void run(const Launched& launch) {
     run<is_canonical(Op::TRIB_OP, Dtype::dtype), Protocol::protocol, element, accumulator, \
         TRIB_OPERATOR>(launch);                                                            \
   }
-#define TRIB_KERNELS(dtype, element, accumulator)                              \
-  TRIB_KERNEL(dtype, simple, FlaggedLaunch, kMaxThreads, element, accumulator) \
-  TRIB_KERNEL(dtype, packet, Launch, kMaxThreads, element, accumulator)        \
-  TRIB_KERNEL(dtype, flat, FlatLaunch, kMaxFlatThreads, element, accumulator)  \
-  TRIB_KERNEL(dtype, mapped, MappedLaunch, kMaxMappedThreads, element, accumulator)
+#define TRIB_KERNELS(dtype, element, accumulator)                                   \
+  TRIB_KERNEL(dtype, simple, FlaggedLaunch, kMaxThreads, element, accumulator)      \
+  TRIB_KERNEL(dtype, packet, Launch, kMaxThreads, element, accumulator)             \
+  TRIB_KERNEL(dtype, flat, FlatLaunch, kMaxFlatThreads, element, accumulator)       \
+  TRIB_KERNEL(dtype, mapped, MappedLaunch, kMaxMappedThreads, element, accumulator) \
+  TRIB_KERNEL(dtype, pipeline, PipelineLaunch, kMaxPipelineThreads, element, accumulator)
 TRIB_DTYPES(TRIB_KERNELS)
 
 }  // namespace trib::cuda

@@ -36,8 +36,10 @@ inline constexpr int kWindows = 4;
 inline constexpr int kMaxRanks = 16;     // in one launch: one per GPU
 inline constexpr int kMaxBlocks = 132;   // that wait for peers
 inline constexpr int kMaxThreads = 768;  // of a block, all stages together
+inline constexpr int kWarp = 32;         // threads that run together
 inline constexpr int kMaxFlatThreads = 512;
 inline constexpr int kMaxMappedThreads = 512;
+inline constexpr int kMaxPipelineThreads = 512;
 inline constexpr int kMaxStages = 3;
 inline constexpr int kMaxUnits = 64;  // of an inbox
 inline constexpr int kMaxPhases = 24;
@@ -186,6 +188,33 @@ struct FlatLaunch : LaunchHead {
 };
 static_assert(sizeof(FlatLaunch) <= 1024);
 
+/// With flags, one exchange, one fold at most, and results that go to peers: pipeline.cuh. Flags
+/// are in the order of what they tell of, where there is any.
+struct PipelineLaunch : LaunchHead {
+  std::uint8_t targets, sources, outs, results;
+  std::uint8_t push_waits, result_signals, result_waits;
+  bool is_aligned;       // this rank's chunk and all places of the result, in every pass
+  std::uint32_t length;  // elements of the chunk that is folded
+  const std::byte* own;  // this rank's
+  /// From this rank's `in` to an inbox; from this rank's inbox to `out`.
+  struct Move {
+    const std::byte* from;
+    std::byte* to;
+    std::uint32_t length;  // elements
+  };
+  struct Out {
+    std::byte* to;
+    bool is_inbox;
+  };
+  const std::byte* source[kMaxRanks];  // in the order of the fold: in the inbox, or null: `own`
+  Out out[kMaxRanks];
+  Move target[kMaxRanks], result[kMaxRanks];
+  Flag push_signal[kMaxRanks], push_wait[kMaxRanks];
+  Flag result_signal[kMaxRanks], result_wait[kMaxRanks];
+  std::byte* inbox[kMaxRanks];
+};
+static_assert(sizeof(PipelineLaunch) <= 2432);
+
 /// For the ranks' buffers themselves, which all have mapped: nothing goes through inboxes. Each
 /// rank folds one chunk of all ranks' `in`, and stores the result wherever it is wanted.
 struct MappedLaunch {
@@ -203,7 +232,7 @@ struct MappedLaunch {
 static_assert(sizeof(MappedLaunch) <= 1024);
 
 /// Which kernel: see above.
-enum class Protocol : std::uint8_t { simple, packet, flat, mapped };
-inline constexpr int kProtocols = 4;
+enum class Protocol : std::uint8_t { simple, packet, flat, mapped, pipeline };
+inline constexpr int kProtocols = 5;
 
 }  // namespace trib::cuda

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <iterator>
 #include <utility>
 
@@ -63,7 +64,9 @@ void Program::translate(const std::vector<Schedule>& all) {
   const Schedule& schedule = all[static_cast<std::size_t>(rank)];
   const Inboxes inboxes(all);
   units_ = inboxes.most();
-  if (units_ > kMaxUnits) is_packet_possible_ = is_simple_possible_ = false;
+  if (inboxes.flags() > kMaxUnits) is_packet_possible_ = is_simple_possible_ = false;
+  is_delivered_ = schedule.is_delivered;
+  if (is_delivered_) is_packet_possible_ = false;  // `out` has no room for packets
   launch_.stages = static_cast<std::uint8_t>(schedule.stages);
   launch_.rank = device(rank);
   launch_.size = static_cast<std::uint8_t>(channel_.devices());
@@ -216,18 +219,23 @@ void Program::translate(const std::vector<Schedule>& all) {
       const Slot& slot =
           all[static_cast<std::size_t>(peer)]
               .slots[static_cast<std::size_t>(peer)][static_cast<std::size_t>(step->slot)];
-      for (int c = slot.chunk; c < slot.chunk + slot.span; ++c) {
+      for (int c = slot.chunk; c < slot.chunk + std::max(slot.span, 1); ++c) {
         const int unit = inboxes.unit(rank, peer, step->slot, c);
-        if (unit >= 0 && add_flag({rank, peer, unit}, peer)) ++phase.waits;
+        if (unit < 0 || !add_flag({rank, peer, unit}, peer)) continue;
+        ++phase.waits;
+        if (slot.span == 0) bare_waits_.push_back(launch_.flag[flags - 1]);
       }
     }
     phase.first_signal = static_cast<std::uint8_t>(flags);
     for (const Step* step : group.signals) {
       const Slot& slot =
           schedule.slots[static_cast<std::size_t>(rank)][static_cast<std::size_t>(step->slot)];
-      for (int c = slot.chunk; c < slot.chunk + slot.span; ++c)
+      for (int c = slot.chunk; c < slot.chunk + std::max(slot.span, 1); ++c)
         for (const Unit& unit : units_of(step->slot, c))
-          if (unit.reader != rank && add_flag(unit, unit.reader)) ++phase.signals;
+          if (unit.reader != rank && add_flag(unit, unit.reader)) {
+            ++phase.signals;
+            if (slot.span == 0) bare_signals_.push_back(launch_.flag[flags - 1]);
+          }
     }
   };
 
@@ -257,41 +265,70 @@ void Program::translate(const std::vector<Schedule>& all) {
     launch_.first_batch[group_stage + 1] = static_cast<std::uint8_t>(batches);
     launch_.first_phase[group_stage + 1] = static_cast<std::uint8_t>(phases);
   }
-  if (is_packet_possible_) find_flat(batches);
+  if (is_packet_possible_ || is_simple_possible_) find_exchange(batches);
 }
 
-/// Whether the batches are copies to inboxes and one fold at the most, of what others push and one
-/// chunk of this rank's own.
-void Program::find_flat(int batches) {
+/// Whether the batches are copies to inboxes, one fold at the most, of what others push and one
+/// chunk of this rank's own, and copies of what has arrived to `out`.
+void Program::find_exchange(int batches) {
+  Exchange found;
   const auto is_own = [&](int operand) {
     return !launch_.operand[operand].is_inbox && !launch_.operand[operand].is_out;
   };
-  decltype(flat_) found;
+  const auto meaning = [&](int operand) -> const Meaning& {
+    return meanings_[static_cast<std::size_t>(operand)];
+  };
   for (int i = 0; i < batches; ++i) {
     const Batch& batch = launch_.batch[i];
     int to = batch.to;
     for (int j = 0; j < batch.from_count; ++j) {
       const int from = batch.from + j;
+      if (launch_.operand[from].is_out) return;
       if (!batch.is_copy) {
-        if (batch.is_first ? found.out >= 0 : false) return;
+        if (batch.is_first ? !found.outs.empty() : false) return;
         if (is_own(from) && std::exchange(found.own, from) >= 0) return;
-        if (launch_.operand[from].is_out) return;
         found.sources.push_back(from);
         continue;
       }
-      if (!is_own(from)) return;
       for (const int end = to + batch.to_count[j]; to < end; ++to) {
-        if (!launch_.operand[to].is_inbox) return;
-        found.targets.push_back({from, to});
+        if (launch_.operand[to].is_inbox == launch_.operand[from].is_inbox) return;
+        (is_own(from) ? found.targets : found.results).push_back({from, to});
       }
     }
     if (batch.is_copy || !batch.is_last) continue;
-    if (batch.to_count[0] != 1 || !launch_.operand[to].is_out) return;
-    found.out = to;
+    for (const int end = to + batch.to_count[0]; to < end; ++to) found.outs.push_back(to);
   }
-  if (!found.sources.empty() && (found.own < 0 || found.out < 0)) return;
-  if (found.sources.size() > kMaxRanks || found.targets.size() > kMaxRanks) return;
-  flat_ = std::move(found);
+  if (!found.sources.empty() && found.own < 0) return;
+  for (const auto* const some : {&found.sources, &found.outs})
+    if (some->size() > kMaxRanks) return;
+  for (const auto* const some : {&found.targets, &found.results})
+    if (some->size() > kMaxRanks) return;
+  const bool is_anything = !found.sources.empty() || !found.targets.empty();
+  found.is_flat = is_packet_possible_ && is_anything && found.results.empty() &&
+                  found.outs.size() == (found.sources.empty() ? 0 : 1) &&
+                  (found.outs.empty() || launch_.operand[found.outs.front()].is_out);
+
+  // Who reads what this rank pushes, and from whom it hears each pass: Pipeline says why.
+  std::uint32_t sources = 0, heard = 0;
+  const auto bit = [](int device) { return 1u << device; };
+  for (const int from : found.sources)
+    if (from != found.own) sources |= bit(launch_.operand[from].rank);
+  heard = sources;
+  for (const auto [from, to] : found.results) heard |= bit(launch_.operand[from].rank);
+  for (const Flag& flag : bare_waits_) heard |= bit(static_cast<int>(flag.rank));
+  bool is_safe = (heard & bit(launch_.rank)) == 0;
+  for (const auto [from, to] : found.targets)
+    is_safe = is_safe && (heard & bit(meaning(to).holder)) != 0;
+  std::size_t signals = bare_signals_.size();
+  for (const int to : found.outs) {
+    if (!launch_.operand[to].is_inbox) continue;
+    is_safe = is_safe && (sources & bit(meaning(to).holder)) != 0;
+    ++signals;
+  }
+  found.is_pipeline = is_simple_possible_ && !channel_.sharing_ && is_safe &&
+                      signals <= kMaxRanks &&
+                      found.results.size() + bare_waits_.size() <= kMaxRanks;
+  exchange_ = std::move(found);
 }
 
 /// From the operands of the launch.
@@ -299,29 +336,76 @@ void Program::fill_flat() {
   FlatLaunch& flat = flat_launch_;
   static_cast<LaunchHead&>(flat) = launch_;
   std::copy(std::begin(launch_.inbox), std::end(launch_.inbox), flat.inbox);
-  const auto pointer = [&](int operand) {
-    return reinterpret_cast<std::byte*>(launch_.operand[operand].address);
-  };
-  flat.sources = static_cast<std::uint8_t>(flat_.sources.size());
-  flat.targets = static_cast<std::uint8_t>(flat_.targets.size());
-  for (std::size_t i = 0; i < flat_.sources.size(); ++i) {
-    const int from = flat_.sources[i];
-    flat.source[i] = from == flat_.own ? nullptr : pointer(from);
+  const Exchange& exchange = exchange_;
+  flat.sources = static_cast<std::uint8_t>(exchange.sources.size());
+  flat.targets = static_cast<std::uint8_t>(exchange.targets.size());
+  for (std::size_t i = 0; i < exchange.sources.size(); ++i) {
+    const int from = exchange.sources[i];
+    flat.source[i] = from == exchange.own ? nullptr : place(from);
     flat.source_rank[i] = launch_.operand[from].rank;
   }
-  for (std::size_t i = 0; i < flat_.targets.size(); ++i) {
-    const auto [from, to] = flat_.targets[i];
-    flat.target[i] = {pointer(from), pointer(to), launch_.operand[from].length};
+  for (std::size_t i = 0; i < exchange.targets.size(); ++i) {
+    const auto [from, to] = exchange.targets[i];
+    flat.target[i] = {place(from), place(to), launch_.operand[from].length};
   }
-  const int own = flat_.own >= 0 ? flat_.own : flat_.targets.front().from;
-  flat.own = pointer(own);
+  const int own = exchange.own >= 0 ? exchange.own : exchange.targets.front().from;
+  flat.own = place(own);
   flat.own_length = launch_.operand[own].length;
-  flat.out = flat_.out >= 0 ? pointer(flat_.out) : nullptr;
-  flat.out_length = flat_.out >= 0 ? launch_.operand[flat_.out].length : 0;
+  const int out = exchange.outs.empty() ? -1 : exchange.outs.front();
+  flat.out = out >= 0 ? place(out) : nullptr;
+  flat.out_length = out >= 0 ? launch_.operand[out].length : 0;
   flat.is_same = true;
-  for (const auto& target : flat_.targets)
+  for (const auto& target : exchange.targets)
     flat.is_same = flat.is_same && meanings_[static_cast<std::size_t>(target.from)].chunk ==
                                        meanings_[static_cast<std::size_t>(own)].chunk;
+}
+
+void Program::fill_pipeline(std::size_t slice_bytes) {
+  PipelineLaunch& line = pipeline_launch_;
+  static_cast<LaunchHead&>(line) = launch_;
+  std::copy(std::begin(launch_.inbox), std::end(launch_.inbox), line.inbox);
+  const Exchange& exchange = exchange_;
+  /// Of the unit that an operand stands for.
+  const auto flag = [&](int operand, int peer) {
+    const Meaning& meaning = meanings_[static_cast<std::size_t>(operand)];
+    Flag made;
+    made.address = reinterpret_cast<std::uintptr_t>(launch_.inbox[meaning.holder]) +
+                   static_cast<std::size_t>(meaning.unit) * sizeof(std::uint32_t);
+    made.rank = static_cast<std::uint8_t>(peer);
+    return made;
+  };
+  const auto source_of = [&](int operand) { return launch_.operand[operand].rank; };
+  const auto reader_of = [&](int operand) {
+    return meanings_[static_cast<std::size_t>(operand)].holder;
+  };
+  line.targets = line.sources = line.outs = line.results = 0;
+  line.push_waits = line.result_signals = line.result_waits = 0;
+  for (const auto [from, to] : exchange.targets) {
+    line.push_signal[line.targets] = flag(to, reader_of(to));
+    line.target[line.targets++] = {place(from), place(to), launch_.operand[from].length};
+  }
+  for (const int from : exchange.sources) {
+    const bool is_own = from == exchange.own;
+    line.source[line.sources++] = is_own ? nullptr : place(from);
+    if (!is_own) line.push_wait[line.push_waits++] = flag(from, source_of(from));
+  }
+  line.own = exchange.own >= 0 ? place(exchange.own) : nullptr;
+  line.length = exchange.own >= 0 ? launch_.operand[exchange.own].length : 0;
+  std::uintptr_t bits = launch_.passes > 1 ? slice_bytes : 0;
+  bits |= reinterpret_cast<std::uintptr_t>(line.own);
+  for (const int to : exchange.outs) {
+    const bool is_inbox = launch_.operand[to].is_inbox;
+    bits |= reinterpret_cast<std::uintptr_t>(place(to));
+    line.out[line.outs++] = {place(to), is_inbox};
+    if (is_inbox) line.result_signal[line.result_signals++] = flag(to, reader_of(to));
+  }
+  line.is_aligned = bits % kUnitBytes == 0;
+  for (const Flag& bare : bare_signals_) line.result_signal[line.result_signals++] = bare;
+  for (const auto [from, to] : exchange.results) {
+    line.result_wait[line.result_waits++] = flag(from, source_of(from));
+    line.result[line.results++] = {place(from), place(to), launch_.operand[from].length};
+  }
+  for (const Flag& bare : bare_waits_) line.result_wait[line.result_waits++] = bare;
 }
 
 bool Program::agree(const std::vector<Schedule>& all) {
@@ -329,6 +413,7 @@ bool Program::agree(const std::vector<Schedule>& all) {
     const Program its(channel_, all, rank);
     is_packet_possible_ = is_packet_possible_ && its.is_packet_possible_;
     is_simple_possible_ = is_simple_possible_ && its.is_simple_possible_;
+    exchange_.is_pipeline = exchange_.is_pipeline && its.exchange_.is_pipeline;
   }
   return is_packet_possible_ && is_simple_possible_;
 }
@@ -447,13 +532,13 @@ void Program::start(const Arguments& arguments) {
   launch.has_met = !arguments.is_enqueued;
 
   // A flat kernel's threads take whole units, which must not belong to two blocks.
-  const bool is_flat = is_packet && launch.passes <= blocks &&
-                       (launch.passes == 1 || arguments.slice * element % kUnitBytes == 0) &&
-                       !(flat_.sources.empty() && flat_.targets.empty());
-  const CUfunction function = channel_.kernels_->find(arguments.op, arguments.dtype,
-                                                      is_flat     ? Protocol::flat
-                                                      : is_packet ? Protocol::packet
-                                                                  : Protocol::simple);
+  const bool may_be_flat = launch.passes <= blocks &&
+                           (launch.passes == 1 || arguments.slice * element % kUnitBytes == 0);
+  const Protocol protocol =
+      is_packet ? exchange_.is_flat && may_be_flat ? Protocol::flat : Protocol::packet
+      : exchange_.is_pipeline && std::getenv("XTRIB_GENERAL") == nullptr ? Protocol::pipeline
+                                                                         : Protocol::simple;
+  const CUfunction function = channel_.kernels_->find(arguments.op, arguments.dtype, protocol);
   const Current current(channel_.context_);
   is_aside_ = covers_input(arguments);
   const std::size_t own =
@@ -471,6 +556,7 @@ void Program::start(const Arguments& arguments) {
       aside_bytes_ = own;
     }
   }
+  const bool is_mapped = channel_.sharing_ || is_delivered_;
   const MappedBuffers own_buffers{const_cast<void*>(arguments.in),
                                   is_aside_ ? reinterpret_cast<void*>(aside_) : arguments.out};
   const bool is_scattered = is_scatter(static_cast<Collective>(arguments.signature.collective));
@@ -482,7 +568,7 @@ void Program::start(const Arguments& arguments) {
     Operand& operand = launch.operand[i];
     const std::size_t begin = arguments.chunk_begin[meaning.chunk];
     operand.length = static_cast<std::uint32_t>(arguments.chunk_begin[meaning.chunk + 1] - begin);
-    const MappedBuffers buffers = channel_.sharing_ ? arguments.mapped[meaning.rank] : own_buffers;
+    const MappedBuffers buffers = is_mapped ? arguments.mapped[meaning.rank] : own_buffers;
     const std::size_t out_origin = is_scattered ? arguments.chunk_begin[meaning.rank] : 0;
     operand.address =
         meaning.buffer == Buffer::in ? reinterpret_cast<std::uint64_t>(buffers.in) + begin * element
@@ -513,14 +599,17 @@ void Program::start(const Arguments& arguments) {
     launch.order = channel_.orders_;
     stream = channel_.resident_stream_;
   }
-  // `threads` of each stage. A flat kernel's threads go through all of them.
-  int threads = std::min(arguments.threads, kMaxThreads / launch.stages / 32 * 32) * launch.stages;
+  // `threads` of each stage. In other kernels than the general one, threads go through all of them.
+  int threads =
+      std::min(arguments.threads, kMaxThreads / launch.stages / kWarp * kWarp) * launch.stages;
   void* parameters[] = {&launch};
-  if (is_flat) {
-    fill_flat();
-    parameters[0] = &flat_launch_;
+  if (protocol == Protocol::flat || protocol == Protocol::pipeline) {
+    const bool is_flat = protocol == Protocol::flat;
+    is_flat ? fill_flat() : fill_pipeline(arguments.slice * element);
+    parameters[0] = is_flat ? static_cast<void*>(&flat_launch_) : &pipeline_launch_;
     const std::size_t units = (arguments.slice * element + kUnitBytes - 1) / kUnitBytes;
-    threads = static_cast<int>(std::min<std::size_t>((units + 31) / 32 * 32, kMaxFlatThreads));
+    threads = static_cast<int>(std::min<std::size_t>(
+        (units + kWarp - 1) / kWarp * kWarp, is_flat ? kMaxFlatThreads : kMaxPipelineThreads));
   }
   check(channel_.driver_.cuLaunchKernel_(function, blocks, 1, 1, static_cast<unsigned>(threads), 1,
                                          1, 0, stream, parameters, nullptr),

@@ -29,8 +29,12 @@ class Program final : public trib::Program, public Operation {
   Program(Channel& channel, const std::vector<Schedule>& all, int rank);
   bool await_leader(int polls) const;
   void translate(const std::vector<Schedule>& all);
-  void find_flat(int batches);
+  void find_exchange(int batches);
+  std::byte* place(int operand) const {
+    return reinterpret_cast<std::byte*>(launch_.operand[operand].address);
+  }
   void fill_flat();
+  void fill_pipeline(std::size_t slice_bytes);
   bool covers_input(const Arguments& arguments) const;
   bool look_for_repeat(const Arguments& arguments);
   bool order(const Arguments& arguments, bool may_be);
@@ -52,18 +56,25 @@ class Program final : public trib::Program, public Operation {
     int operand, from;
   };
   std::vector<Arrival> arrivals_;
-  /// Operands of a flat launch; without sources and targets: the schedule is not flat.
-  struct {
-    struct Target {
+  /// What there is to do, where it is one exchange: operands.
+  struct Exchange {
+    bool is_flat = false, is_pipeline = false;  // what can run it
+    struct Copy {
       int from, to;
     };
-    std::vector<Target> targets;
-    std::vector<int> sources;
-    int own = -1, out = -1;
-  } flat_;
+    std::vector<Copy> targets;  // from `in` to inboxes
+    std::vector<int> sources;   // of the fold, in its order
+    int own = -1;               // the one of these that is this rank's
+    std::vector<int> outs;      // where its result goes
+    std::vector<Copy> results;  // from the inbox to `out`
+  };
+  Exchange exchange_;
+  std::vector<Flag> bare_signals_, bare_waits_;  // of slots without payload
   FlatLaunch flat_launch_{};
+  PipelineLaunch pipeline_launch_{};
   int units_ = 0;                                               // of the inbox that has the most
   bool is_packet_possible_ = true, is_simple_possible_ = true;  // the schedule fits into a launch
+  bool is_delivered_ = false;                                   // it stores to peers' `out`
   /// Takes the result of a call whose `out` lies over parts of `in` that other blocks still read.
   CUdeviceptr aside_ = 0;
   std::size_t aside_bytes_ = 0;
