@@ -3,7 +3,7 @@
 // "device memory" is ordinary memory that nobody may touch. It is mapped twice, once without any
 // access, which is what programs and MPI see, and once for the copies that a driver would make. So
 // an MPI that is handed a device buffer crashes, as with a real GPU. For programs it has the few
-// functions of the CUDA driver that gpu.hpp calls (TEST_DEVICE names this file).
+// functions of the CUDA driver that gpu.hpp calls (TEST_DEVICE names this file), and streams.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -174,5 +174,11 @@ int cuMemcpy(unsigned long long to, unsigned long long from, std::size_t bytes) 
   areas().copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
   return 0;
 }
+// All that is enqueued is done at once.
+int cuStreamCreate(void** stream, unsigned) {
+  *stream = &areas();
+  return 0;
+}
+int cuStreamSynchronize(void*) { return 0; }
 }
 #pragma GCC visibility pop
