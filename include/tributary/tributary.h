@@ -78,7 +78,8 @@ trib_result trib_comm_create(trib_comm** comm, int rank, int size, trib_exchange
 
 /* Waits for the operations that were enqueued. Collective, unless the communicator failed: ranks that
  * are threads of one process call it each from its own thread, and all ranks destroy communicators in
- * the same order. It waits a minute for ranks that do not. */
+ * the same order. It waits a minute for ranks that do not. No other thread may be in a call on the
+ * communicator or its requests; graphs that hold such calls may not be replayed any more. */
 trib_result trib_comm_destroy(trib_comm* comm);
 
 /* Ends what runs on the device and makes the communicator unusable here and, soon, at the peers. Any
@@ -98,8 +99,10 @@ int trib_comm_size(const trib_comm* comm);
  * passed it. Buffers: anything that the rank's GPU can reach (cudaMalloc, pools, managed, pinned
  * host memory), each element aligned to its size. `in` == `out` reduces in place. Ranks enqueue the
  * same calls on a communicator in the same order. May be captured into a CUDA graph and replayed;
- * all ranks then replay alike. Errors that show at once are returned; those of the device or of
- * peers by trib_comm_query.
+ * all ranks then replay alike. The communicator orders calls on different streams, but what graphs
+ * replay it does not see: the program orders that, so that no two calls of a communicator are under
+ * way at a time. Errors that show at once are returned; those of the device or of peers by
+ * trib_comm_query.
  *
  * All ranks receive the same bits, and the same in every run on the same layout. */
 
@@ -129,6 +132,44 @@ trib_result trib_allgather(const void* in, void* out, size_t count, trib_dtype d
  * ignored elsewhere. */
 trib_result trib_broadcast(const void* in, void* out, size_t count, trib_dtype dtype, int root,
                            trib_comm* comm, trib_stream stream);
+
+/* ------------------------------------------------------------- persistent operations on a stream
+ *
+ * The same for an operation that comes again and again with the same buffers: ..._init checks the
+ * arguments, chooses the algorithm and loads its program; trib_start only launches it.
+ *
+ * The arguments of ..._init are those of the function without it, with the request in place of the
+ * stream. It enqueues nothing, leaves the buffers alone and waits for no other rank: ranks may make
+ * their requests in any order, in any thread, and while a stream is being captured. `counts` may
+ * change afterwards. If it fails, *request is null, and the communicator is as usable as before. */
+
+typedef struct trib_request trib_request;
+
+trib_result trib_allreduce_init(const void* in, void* out, size_t count, trib_dtype dtype,
+                                trib_op op, trib_comm* comm, trib_request** request);
+trib_result trib_reduce_init(const void* in, void* out, size_t count, trib_dtype dtype, trib_op op,
+                             int root, trib_comm* comm, trib_request** request);
+trib_result trib_reduce_scatter_init(const void* in, void* out, const size_t* counts,
+                                     trib_dtype dtype, trib_op op, trib_comm* comm,
+                                     trib_request** request);
+trib_result trib_reduce_scatter_block_init(const void* in, void* out, size_t count,
+                                           trib_dtype dtype, trib_op op, trib_comm* comm,
+                                           trib_request** request);
+trib_result trib_allgather_init(const void* in, void* out, size_t count, trib_dtype dtype,
+                                trib_comm* comm, trib_request** request);
+trib_result trib_broadcast_init(const void* in, void* out, size_t count, trib_dtype dtype, int root,
+                                trib_comm* comm, trib_request** request);
+
+/* Once more, on any stream, also one that is being captured. It is the call without _init in all
+ * that concerns the other ranks, which may make either: it takes its place in the order of the
+ * communicator's calls. The start before need not be over. Any thread. TRIB_ERROR_UNUSABLE once the
+ * communicator has failed, TRIB_ERROR_ARGUMENT once it is destroyed. */
+trib_result trib_start(trib_request* request, trib_stream stream);
+
+/* At any time, before or after the communicator is destroyed, but not while another thread starts
+ * the request. What was started goes on, and graphs that hold it may still be replayed. Null is
+ * none; one that was freed already is an error, unless hundreds of others were freed since. */
+trib_result trib_request_free(trib_request* request);
 
 /* ------------------------------------------------------------ with MPI: include mpi.h before this */
 #ifdef MPI_VERSION

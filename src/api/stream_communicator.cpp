@@ -45,13 +45,12 @@ StreamCommunicator::StreamCommunicator(std::unique_ptr<Bootstrap> bootstrap, con
   findings_ = Findings(adopt_findings(*bootstrap_, config_, backend, Key::Place::device), size_, 1);
 }
 
-StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
-                                                       std::vector<std::size_t> counts) {
-  const auto [found, is_new] = plans_.try_emplace(
-      PlanKey{call.collective, call.dtype, call.op, call.root, std::move(counts)});
-  Plan& plan = found->second;
-  if (!is_new) return plan;
-  const std::vector<std::size_t>& parts = std::get<4>(found->first);
+const StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
+                                                             std::vector<std::size_t> counts) {
+  PlanKey kind{call.collective, call.dtype, call.op, call.root, std::move(counts)};
+  if (const auto found = plans_.find(kind); found != plans_.end()) return found->second;
+  Plan plan;
+  const std::vector<std::size_t>& parts = std::get<4>(kind);
   const std::size_t total = std::accumulate(parts.begin(), parts.end(), std::size_t{0});
   const std::size_t element = bytes(call.dtype);
 
@@ -90,17 +89,18 @@ StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
   arguments.longest = longest_chunk(plan.chunk_begin);
   arguments.is_enqueued = true;
   cut_passes(arguments, choice, *loaded.program, device_->max_blocks(), config_);
-  return plan;
+  // Moved, chunk_begin's elements stay where they are: the arguments point to them.
+  return plans_.emplace(std::move(kind), std::move(plan)).first->second;
 }
 
-void StreamCommunicator::enqueue(const Call& call, Stream stream) {
-  const std::lock_guard lock(mutex_);
-  if (!failure_.empty()) throw Error(Code::unusable, "unusable since: " + failure_);
+StreamCommunicator::Work StreamCommunicator::work_of(const Call& call) {
+  Work work;
+  work.arguments.in = call.in;
+  work.arguments.out = call.out;
   if (size_ == 1) {
     const std::size_t count = call.counts != nullptr ? call.counts[0] : call.count;
-    if (count > 0 && call.in != call.out)
-      device_backend()->enqueue_copy(call.out, call.in, count * bytes(call.dtype), stream);
-    return;
+    if (call.in != call.out) work.copied = count * bytes(call.dtype);
+    return work;
   }
   std::vector<std::size_t> counts;
   if (call.collective == Collective::reduce_scatter)
@@ -111,22 +111,55 @@ void StreamCommunicator::enqueue(const Call& call, Stream stream) {
   else
     counts.assign(1, call.count);
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-  if (total == 0) return;
+  if (total == 0) return work;
   // Kernels count a chunk's elements in 32 bits.
   if (total > UINT32_MAX) throw Error(Code::argument, "more than 2^32 - 1 elements in one call");
+  const Plan& plan = plan_for(call, std::move(counts));
+  work.program = plan.loaded->program.get();
+  work.arguments = plan.arguments;
+  work.arguments.in = call.in;
+  if (call.collective == Collective::allgather)  // `in` is one chunk of a vector that nobody has
+    work.arguments.in = reinterpret_cast<const void*>(
+        reinterpret_cast<std::uintptr_t>(call.in) -
+        plan.chunk_begin[static_cast<std::size_t>(rank_)] * bytes(call.dtype));
+  work.arguments.out = call.out;
+  return work;
+}
+
+void StreamCommunicator::launch(Work work, Stream stream) {
+  if (work.program == nullptr) {
+    if (work.copied > 0)
+      device_backend()->enqueue_copy(work.arguments.out, work.arguments.in, work.copied, stream);
+    return;
+  }
+  work.arguments.stream = stream;
   try {
-    Plan& plan = plan_for(call, std::move(counts));
-    plan.arguments.in = call.in;
-    if (call.collective == Collective::allgather)  // `in` is one chunk of a vector that nobody has
-      plan.arguments.in = reinterpret_cast<const void*>(
-          reinterpret_cast<std::uintptr_t>(call.in) -
-          plan.chunk_begin[static_cast<std::size_t>(rank_)] * bytes(call.dtype));
-    plan.arguments.out = call.out;
-    plan.arguments.stream = stream;
-    plan.loaded->program->launch(plan.arguments);
+    work.program->launch(work.arguments);
   } catch (const Error& error) {
     fail(error);
   }
+}
+
+void StreamCommunicator::enqueue(const Call& call, Stream stream) {
+  const std::lock_guard lock(mutex_);
+  expect_usable();
+  launch(work_of(call), stream);
+}
+
+StreamCommunicator::Work StreamCommunicator::prepare(const Call& call) {
+  const std::lock_guard lock(mutex_);
+  expect_usable();
+  return work_of(call);
+}
+
+void StreamCommunicator::start(const Work& work, Stream stream) {
+  const std::lock_guard lock(mutex_);
+  expect_usable();
+  launch(work, stream);
+}
+
+void StreamCommunicator::expect_usable() const {
+  if (!failure_.empty()) throw Error(Code::unusable, "unusable since: " + failure_);
 }
 
 void StreamCommunicator::fail(const Error& error) {

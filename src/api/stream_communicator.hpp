@@ -42,6 +42,18 @@ class StreamCommunicator {
   /// Returns once the work is enqueued. Any thread. Throws Error where that shows at once.
   void enqueue(const Call& call, Stream stream);
 
+  /// What a call comes to, but for the stream: may be started as often as wanted, as long as the
+  /// communicator lives. Plans and programs, which it refers to, stay as they are until then.
+  struct Work {
+    Program* program = nullptr;  ///< null: nothing needs to go to other ranks
+    Arguments arguments;
+    std::size_t copied = 0;  ///< bytes from `in` to `out`, without a program
+  };
+  /// Does all that can be done before the call: enqueues nothing, and asks no peer. Any thread.
+  Work prepare(const Call& call);
+  /// As enqueue(). Any thread.
+  void start(const Work& work, Stream stream);
+
   /// Ends what runs; afterwards the communicator is unusable. Any thread.
   void abort(const std::string& why) noexcept;
   /// Throws the first failure since the beginning, if any. Never blocks.
@@ -62,7 +74,10 @@ class StreamCommunicator {
   };
   using PlanKey = std::tuple<Collective, Dtype, Op, int, std::vector<std::size_t>>;
 
-  Plan& plan_for(const Call& call, std::vector<std::size_t> counts);
+  const Plan& plan_for(const Call& call, std::vector<std::size_t> counts);
+  Work work_of(const Call& call);
+  void launch(Work work, Stream stream);
+  void expect_usable() const;
   [[noreturn]] void fail(const Error& error);
   void poison() noexcept;
 

@@ -3,14 +3,23 @@
 #include "tributary/tributary.h"
 
 #include <cstring>
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <numeric>
 
 #include "api/stream_communicator.hpp"
 #include "base/error.hpp"
 
 struct trib_comm {
-  trib::StreamCommunicator impl;
+  std::shared_ptr<trib::StreamCommunicator> impl;
+};
+
+struct trib_request {
+  std::weak_ptr<trib::StreamCommunicator> comm;  // it may be destroyed before the request is freed
+  trib::StreamCommunicator::Work work;
+  bool is_freed = false;
 };
 
 namespace trib {
@@ -83,40 +92,82 @@ class CallerBootstrap final : public Bootstrap {
   void* const context_;
 };
 
+/// The call, of dtype and op, after all checks that need no other rank.
+StreamCommunicator::Call checked(const trib_comm* comm, trib_dtype dtype, trib_op op,
+                                 StreamCommunicator::Call call) {
+  if (comm == nullptr) wrong("comm is null");
+  if (static_cast<unsigned>(dtype) >= std::size(kDtypeOf))
+    wrong("dtype " + std::to_string(static_cast<int>(dtype)) + " is none of trib_dtype");
+  if (static_cast<unsigned>(op) >= std::size(kOpOf))
+    wrong("op " + std::to_string(static_cast<int>(op)) + " is none of trib_op");
+  call.dtype = kDtypeOf[dtype];
+  call.op = kOpOf[op];
+  if (call.collective >= Collective::allgather) {  // only copies: any type of the width
+    const std::size_t width = bytes(call.dtype);
+    call.count *= width > 8 ? width / 8 : 1;
+    call.dtype = width == 1   ? Dtype::u8
+                 : width == 2 ? Dtype::u16
+                 : width == 4 ? Dtype::u32
+                              : Dtype::u64;
+    call.op = Op::bor;
+  }
+  if (!is_defined(call.op, call.dtype))
+    wrong(std::string(name(call.op)) + " is not defined on " + std::string(name(call.dtype)));
+  const int rank = comm->impl->rank(), size = comm->impl->size();
+  if (call.root < 0 || call.root >= size)
+    wrong("root " + std::to_string(call.root) + " is not a rank: there are " +
+          std::to_string(size));
+  if (call.collective == Collective::reduce_scatter && call.counts == nullptr)
+    wrong("counts is null");
+  for (const void* const buffer : {call.in, static_cast<const void*>(call.out)})
+    if (reinterpret_cast<std::uintptr_t>(buffer) % alignment(call.dtype) != 0)
+      wrong("a buffer is not aligned to its elements");
+  std::size_t read = call.count, written = call.count;
+  if (call.collective == Collective::reduce_scatter) {
+    read = std::accumulate(call.counts, call.counts + size, std::size_t{0});
+    written = call.counts[rank];
+  }
+  if (call.collective == Collective::broadcast && rank != call.root) read = 0;
+  if (call.collective == Collective::reduce && rank != call.root) written = 0;
+  if (call.in == nullptr && read > 0) wrong("in is null");
+  if (call.out == nullptr && written > 0) wrong("out is null");
+  return call;
+}
+
 trib_result enqueue(trib_comm* comm, trib_dtype dtype, trib_op op, trib_stream stream,
-                    StreamCommunicator::Call call) noexcept {
+                    const StreamCommunicator::Call& call) noexcept {
   return guarded([&] {
-    if (comm == nullptr) wrong("comm is null");
-    if (static_cast<unsigned>(dtype) >= std::size(kDtypeOf))
-      wrong("dtype " + std::to_string(static_cast<int>(dtype)) + " is none of trib_dtype");
-    if (static_cast<unsigned>(op) >= std::size(kOpOf))
-      wrong("op " + std::to_string(static_cast<int>(op)) + " is none of trib_op");
-    call.dtype = kDtypeOf[dtype];
-    call.op = kOpOf[op];
-    if (call.collective >= Collective::allgather) {  // only copies: any type of the width
-      const std::size_t width = bytes(call.dtype);
-      call.count *= width > 8 ? width / 8 : 1;
-      call.dtype = width == 1   ? Dtype::u8
-                   : width == 2 ? Dtype::u16
-                   : width == 4 ? Dtype::u32
-                                : Dtype::u64;
-      call.op = Op::bor;
-    }
-    if (!is_defined(call.op, call.dtype))
-      wrong(std::string(name(call.op)) + " is not defined on " + std::string(name(call.dtype)));
-    if (call.root < 0 || call.root >= comm->impl.size())
-      wrong("root " + std::to_string(call.root) + " is not a rank: there are " +
-            std::to_string(comm->impl.size()));
-    if (call.collective == Collective::reduce_scatter && call.counts == nullptr)
-      wrong("counts is null");
-    for (const void* const buffer : {call.in, static_cast<const void*>(call.out)})
-      if (reinterpret_cast<std::uintptr_t>(buffer) % alignment(call.dtype) != 0)
-        wrong("a buffer is not aligned to its elements");
-    const bool has_input =
-        call.collective != Collective::broadcast || comm->impl.rank() == call.root;
-    if (call.in == nullptr && call.count > 0 && has_input) wrong("in is null");
-    comm->impl.enqueue(call, stream);
+    const StreamCommunicator::Call valid = checked(comm, dtype, op, call);
+    comm->impl->enqueue(valid, stream);
   });
+}
+
+trib_result init(trib_comm* comm, trib_dtype dtype, trib_op op, trib_request** request,
+                 const StreamCommunicator::Call& call) noexcept {
+  return guarded([&] {
+    if (request == nullptr) wrong("request is null");
+    *request = nullptr;
+    const StreamCommunicator::Call valid = checked(comm, dtype, op, call);
+    *request = new trib_request{comm->impl, comm->impl->prepare(valid)};
+  });
+}
+
+void expect_request(const trib_request* request) {
+  if (request == nullptr) wrong("request is null");
+  if (request->is_freed) wrong("the request was freed");
+}
+
+/// Keeps the last ones that were freed, so that a use that comes too late is an error with a text.
+void bury(trib_request* request) {
+  constexpr std::size_t kKept = 256;
+  static auto& mutex = *new std::mutex;  // never destroyed: programs may free late
+  static auto& freed = *new std::deque<std::unique_ptr<trib_request>>;
+  const std::lock_guard lock(mutex);
+  expect_request(request);
+  freed.emplace_back(request);
+  request->comm.reset();
+  request->is_freed = true;
+  if (freed.size() > kKept) freed.pop_front();
 }
 
 }  // namespace
@@ -125,6 +176,7 @@ trib_result enqueue(trib_comm* comm, trib_dtype dtype, trib_op op, trib_stream s
 using trib::Collective;
 using trib::enqueue;
 using trib::guarded;
+using trib::init;
 
 extern "C" {
 
@@ -162,7 +214,7 @@ trib_result trib_comm_create(trib_comm** comm, int rank, int size, trib_exchange
     if (exchange == nullptr) trib::wrong("exchange is null");
     if (size < 1 || rank < 0 || rank >= size)
       trib::wrong("rank " + std::to_string(rank) + " of " + std::to_string(size));
-    *comm = new trib_comm{trib::StreamCommunicator(
+    *comm = new trib_comm{std::make_shared<trib::StreamCommunicator>(
         std::make_unique<trib::CallerBootstrap>(rank, size, exchange, context),
         trib::read_config())};
   });
@@ -172,14 +224,14 @@ trib_result trib_comm_destroy(trib_comm* comm) {
   return guarded([&] {
     if (comm == nullptr) return;
     const std::unique_ptr<trib_comm> owned(comm);
-    comm->impl.drain();
+    comm->impl->drain();
   });
 }
 
 trib_result trib_comm_abort(trib_comm* comm) {
   return guarded([&] {
     if (comm == nullptr) trib::wrong("comm is null");
-    comm->impl.abort("trib_comm_abort was called");
+    comm->impl->abort("trib_comm_abort was called");
   });
 }
 
@@ -189,13 +241,13 @@ trib_result trib_comm_query(trib_comm* comm, trib_result* error) {
     if (comm == nullptr || error == nullptr) trib::wrong("comm or error is null");
   });
   if (status != TRIB_SUCCESS) return status;
-  found = guarded([&] { comm->impl.check(); });
+  found = guarded([&] { comm->impl->check(); });
   *error = found;
   return TRIB_SUCCESS;
 }
 
-int trib_comm_rank(const trib_comm* comm) { return comm != nullptr ? comm->impl.rank() : -1; }
-int trib_comm_size(const trib_comm* comm) { return comm != nullptr ? comm->impl.size() : -1; }
+int trib_comm_rank(const trib_comm* comm) { return comm != nullptr ? comm->impl->rank() : -1; }
+int trib_comm_size(const trib_comm* comm) { return comm != nullptr ? comm->impl->size() : -1; }
 
 trib_result trib_allreduce(const void* in, void* out, size_t count, trib_dtype dtype, trib_op op,
                            trib_comm* comm, trib_stream stream) {
@@ -235,5 +287,61 @@ trib_result trib_broadcast(const void* in, void* out, size_t count, trib_dtype d
   return enqueue(
       comm, dtype, TRIB_SUM, stream,
       {.collective = Collective::broadcast, .root = root, .count = count, .in = in, .out = out});
+}
+
+trib_result trib_allreduce_init(const void* in, void* out, size_t count, trib_dtype dtype,
+                                trib_op op, trib_comm* comm, trib_request** request) {
+  return init(comm, dtype, op, request,
+              {.collective = Collective::allreduce, .count = count, .in = in, .out = out});
+}
+
+trib_result trib_reduce_init(const void* in, void* out, size_t count, trib_dtype dtype, trib_op op,
+                             int root, trib_comm* comm, trib_request** request) {
+  return init(
+      comm, dtype, op, request,
+      {.collective = Collective::reduce, .root = root, .count = count, .in = in, .out = out});
+}
+
+trib_result trib_reduce_scatter_init(const void* in, void* out, const size_t* counts,
+                                     trib_dtype dtype, trib_op op, trib_comm* comm,
+                                     trib_request** request) {
+  return init(comm, dtype, op, request,
+              {.collective = Collective::reduce_scatter, .counts = counts, .in = in, .out = out});
+}
+
+trib_result trib_reduce_scatter_block_init(const void* in, void* out, size_t count,
+                                           trib_dtype dtype, trib_op op, trib_comm* comm,
+                                           trib_request** request) {
+  return init(
+      comm, dtype, op, request,
+      {.collective = Collective::reduce_scatter_block, .count = count, .in = in, .out = out});
+}
+
+trib_result trib_allgather_init(const void* in, void* out, size_t count, trib_dtype dtype,
+                                trib_comm* comm, trib_request** request) {
+  return init(comm, dtype, TRIB_SUM, request,
+              {.collective = Collective::allgather, .count = count, .in = in, .out = out});
+}
+
+trib_result trib_broadcast_init(const void* in, void* out, size_t count, trib_dtype dtype, int root,
+                                trib_comm* comm, trib_request** request) {
+  return init(
+      comm, dtype, TRIB_SUM, request,
+      {.collective = Collective::broadcast, .root = root, .count = count, .in = in, .out = out});
+}
+
+trib_result trib_start(trib_request* request, trib_stream stream) {
+  return guarded([&] {
+    trib::expect_request(request);
+    const auto comm = request->comm.lock();
+    if (!comm) trib::wrong("the request's communicator was destroyed");
+    comm->start(request->work, stream);
+  });
+}
+
+trib_result trib_request_free(trib_request* request) {
+  return guarded([&] {
+    if (request != nullptr) trib::bury(request);
+  });
 }
 }

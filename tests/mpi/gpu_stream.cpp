@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The stream-ordered C API: sums of every collective against what they should be, back to back, on
 // changing streams, and as a CUDA graph that is replayed; errors; abort.
+// gpu_stream_requests.cpp has the persistent form.
 #include <memory>
 #include <vector>
 
@@ -229,6 +230,11 @@ void errors(trib_comm* comm) {
             TRIB_ERROR_ARGUMENT,
         "");
   CHECK(last_error() == "in is null", "%s", last_error().c_str());
+  const float something = 0;
+  CHECK(API(trib_allreduce)(&something, nothing, 1, TRIB_FLOAT32, TRIB_SUM, comm, nullptr) ==
+            TRIB_ERROR_ARGUMENT,
+        "");
+  CHECK(last_error() == "out is null", "%s", last_error().c_str());
   CHECK(API(trib_allreduce)(nothing, nothing, 0, TRIB_FLOAT32, TRIB_BAND, comm, nullptr) ==
             TRIB_ERROR_ARGUMENT,
         "");
