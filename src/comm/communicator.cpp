@@ -219,12 +219,12 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
     route = Route::device_mapped;
   else if (devices_.channel && ++idle_calls_ % kIdleCalls == 0)
     devices_.channel->tidy_up();
-  while (route == Route::device) {
+  while (is_on_device(route)) {
     const Engine engine =
         plans_->path(plan, route, group_.findings(), devices_.channel.get()).choice.engine;
     if (!is_driven_by_host(engine) || devices_.channel->has(engine) || reserve(engine, plan)) break;
   }
-  if (route == Route::device && plan.signature.count > kMostElements &&
+  if (is_on_device(route) && plan.signature.count > kMostElements &&
       !is_driven_by_host(
           plans_->path(plan, route, group_.findings(), devices_.channel.get()).choice.engine))
     route = Route::staged;  // too much for a kernel

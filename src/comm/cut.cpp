@@ -43,8 +43,9 @@ int linger_of(Form form, const Config& config) {
 void cut_passes(Arguments& arguments, const Choice& choice, const Program& program, int max_blocks,
                 const Config& config) {
   // One pass per block if that is not too long: later ones overlap with the exchange of earlier
-  // ones.
-  constexpr std::size_t kLongSlice = 16 << 10;
+  // ones. The more so in a Reduce, where the root's link idles until the first results come.
+  const bool is_reduce = arguments.signature.collective == static_cast<int>(Collective::reduce);
+  const std::size_t long_slice = is_reduce ? 8 << 10 : 16 << 10;
   const std::size_t element = bytes(arguments.dtype);
   const std::size_t longest = std::max(arguments.longest * element, std::size_t{1});
   arguments.is_large = !choice.is_packet;
@@ -81,7 +82,7 @@ void cut_passes(Arguments& arguments, const Choice& choice, const Program& progr
   std::size_t slice = is_small ? longest : std::min(choice.slice_bytes, longest);
   // Rounded up: with one pass more than blocks, a block would take twice as long.
   const std::size_t even = ((longest + blocks - 1) / blocks + 63) / 64 * 64;
-  if (config.slice == 0 && !is_small) slice = std::max(slice, std::min(even, kLongSlice));
+  if (config.slice == 0 && !is_small) slice = std::max(slice, std::min(even, long_slice));
   slice = std::min(slice, program.fit(arguments.is_large));
   if (slice > 64 && !is_small) slice = slice / 64 * 64;
   arguments.slice = std::max<std::size_t>(slice / element, 1);

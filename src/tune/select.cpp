@@ -134,7 +134,9 @@ constexpr DeviceRow kDevice[] = {
     {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {kAny, 64 * KiB,   "one_shot", true,  132, 512},
-    {kAny, 8192 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
+    {kAny, 4096 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
+    {kAny, 8192 * KiB, "two_shot", false, 132, 16 * KiB, Engine::kernel, Reach::push},
+    {kAny, 32 * MiB,   "two_shot", false, 132, 32 * KiB, Engine::kernel, Reach::push},
     {4,    512 * KiB,  "one_shot", false, 132, 4 * KiB},
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
@@ -142,6 +144,8 @@ constexpr DeviceRow kDevice[] = {
     {2,    32 * MiB,   "two_shot", false, 132, 32 * KiB},
     {2,    kAll,       "two_shot", false, 132, 64 * MiB, Engine::copy},
     {2,    kAll,       "two_shot", false, 132, 64 * KiB},
+    {4,    256 * MiB,  "two_shot", false, 132, 16 * KiB},
+    {4,    kAll,       "two_shot", false, 132, 64 * MiB, Engine::copy},
     {kAny, kAll,       "two_shot", false, 132, 16 * KiB},
 };
 constexpr DeviceRow kDeviceReduce[] = {
@@ -234,7 +238,7 @@ Choice device_choice(const Key& key, bool can_copy, bool can_map) {
   if (key.collective == Collective::broadcast) rows = kDeviceBroadcast;
   if (key.collective == Collective::reduce) rows = kDeviceReduce;
   for (const DeviceRow& row : rows)
-    if (key.size <= row.ranks && key.bytes <= row.bytes && (row.reach != Reach::map || can_map) &&
+    if (key.size <= row.ranks && key.bytes <= row.bytes && (row.reach == Reach::scratch || can_map) &&
         (row.engine == Engine::kernel || (can_copy && is_reduction(key.collective))))
       return {find_algorithm(row.algorithm),
               row.reach,

@@ -198,7 +198,8 @@ void all_calls(const Fold<T>& fold) {
         if (variant >= 2) call.in_shift = static_cast<std::size_t>(round % 5);
         if (variant >= 2) call.out_shift = static_cast<std::size_t>(round % 7);
         run(fold, call, round);
-        if ((is_always || is_results) && can_map() && is_mappable(call) && last_algorithm(MPI_COMM_WORLD) != "none")
+        if ((is_always || is_results) && can_map() && is_mappable(call) &&
+            last_algorithm(MPI_COMM_WORLD) != "none")
           CHECK(was_mapped(MPI_COMM_WORLD), "%s, %s of %zu: by %s", fold.name, collective,
                 call.count, last_algorithm(MPI_COMM_WORLD).c_str());
       }

@@ -100,7 +100,8 @@ TEST(Select, CopyEnginesWhereTheyCanBeHad) {
     Config config;
     key.size = 4;
     EXPECT_EQ(engine(512 * MiB, true, config),
-              is_scatter(key.collective) ? Engine::copy : Engine::kernel);
+              key.collective == Collective::reduce ? Engine::kernel : wanted);
+    EXPECT_EQ(engine(256 * MiB, true, config), Engine::kernel);
     key.size = 8;
     EXPECT_EQ(engine(512 * MiB, true, config), Engine::kernel);
     key.size = 2;
@@ -134,12 +135,12 @@ TEST(Select, MappedBuffersWhereTheyCanBeHad) {
         const bool can = is_reduction(key.collective);
         const auto is_mapped = [&](const Config& config) {
           const Choice choice = select(key, config);
-          if (choice.reach == Reach::map) {
+          if (choice.reach != Reach::scratch) {
             EXPECT_EQ(choice.algorithm->association, Association::rank_order);
             EXPECT_EQ(choice.engine, Engine::kernel);
             EXPECT_FALSE(choice.is_packet);
           }
-          return choice.reach == Reach::map;
+          return choice.reach != Reach::scratch;
         };
         Config config;
         if (bytes == 1 * MiB) {
@@ -165,6 +166,12 @@ TEST(Select, MappedBuffersWhereTheyCanBeHad) {
           EXPECT_FALSE(is_mapped(other));
           other.map = Config::Map::always;
           EXPECT_EQ(is_mapped(other), can && bytes <= 2048 * MiB);
+          EXPECT_TRUE(!is_mapped(other) || select(key, other).reach == Reach::map);
+          // Only kernels deliver results, and only to other ranks.
+          other.map = Config::Map::results;
+          const bool is_delivered = can && bytes <= 2048 * MiB && !is_scatter(key.collective) &&
+                                    !is_driven_by_host(select(key, other).engine);
+          EXPECT_EQ(select(key, other).reach, is_delivered ? Reach::push : Reach::scratch);
         }
       }
 }

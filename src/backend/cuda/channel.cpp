@@ -180,6 +180,7 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   struct Introduction {
     CUuuid device;
     int blocks;
+    std::size_t memory;
   };
   std::unique_ptr<Channel> channel;
   Introduction mine{};
@@ -189,6 +190,8 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     channel.reset(new Channel(bootstrap, config));
     channel->set_up(pointer);
     mine.blocks = channel->max_blocks_;
+    cuda::check(channel->driver_.cuDeviceTotalMem_(&mine.memory, channel->device_),
+                "cannot tell how much memory there is");
     cuda::check(channel->driver_.cuDeviceGetUuid_(&mine.device, channel->device_), "no device id");
   } catch (const std::exception& error) {
     trouble = error.what();
@@ -201,12 +204,14 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   for (int rank = 0; rank < channel->size_; ++rank) {
     const Introduction& other = all[static_cast<std::size_t>(rank)];
     channel->max_blocks_ = std::min(channel->max_blocks_, other.blocks);
+    mine.memory = std::min(mine.memory, other.memory);
     int before = 0;
     while (std::memcmp(&other.device, &all[static_cast<std::size_t>(before)].device,
                        sizeof mine.device) != 0)
       ++before;
     device_of.push_back(before == rank ? devices++ : device_of[static_cast<std::size_t>(before)]);
   }
+  channel->large_inbox_bytes_ = large_inbox_bytes(mine.memory);
   if (devices > kMaxRanks) {
     why = "more than " + std::to_string(kMaxRanks) + " GPUs";
     return nullptr;
@@ -307,7 +312,8 @@ std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all, E
 bool Channel::reserve(Engine engine, std::string& why) {
   // The GPUs cannot map each other's memory, or one has several ranks.
   if (segment_ || sharing_) return false;
-  if (!copy_engine_) copy_engine_ = CopyEngine::open(bootstrap_, segment_mode_, context_, why);
+  if (!copy_engine_)
+    copy_engine_ = CopyEngine::open(bootstrap_, segment_mode_, context_, large_inbox_bytes_, why);
   if (copy_engine_ == nullptr) return false;
   return engine == Engine::copy || copy_engine_->reserve_gemv(bootstrap_, cublas_, why);
 }

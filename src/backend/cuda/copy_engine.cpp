@@ -29,11 +29,13 @@ CopyEngine::CopyEngine(Bootstrap& bootstrap, CUcontext context)
       is_mapped_(static_cast<std::size_t>(size_)) {}
 
 /// This rank's part.
-void CopyEngine::set_up() {
+void CopyEngine::set_up(std::size_t inbox_bytes) {
   const Current current(context_);
   CUdeviceptr& inbox = inboxes_[static_cast<std::size_t>(rank_)];
-  check(driver_.cuMemAlloc_(&inbox, kLargeInboxBytes),
-        "cannot allocate an inbox of 256 MiB for copy engines");
+  check(
+      driver_.cuMemAlloc_(&inbox, inbox_bytes),
+      ("cannot allocate an inbox of " + std::to_string(inbox_bytes >> 20) + " MiB for copy engines")
+          .c_str());
   check(driver_.cuMemAlloc_(&counters_, sizeof(Counters)), "cannot allocate");
   check(driver_.cuMemsetD8_(counters_, 0, sizeof(Counters)), "cannot clear memory");
   check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
@@ -66,7 +68,8 @@ void CopyEngine::map(int rank, const void* hello_of_peer) {
 }
 
 std::unique_ptr<CopyEngine> CopyEngine::open(Bootstrap& bootstrap, Config::Segment mode,
-                                             CUcontext context, std::string& why) {
+                                             CUcontext context, std::size_t inbox_bytes,
+                                             std::string& why) {
   auto segment = Segment::open(bootstrap, sizeof(Words), mode, why);
   if (!segment) return nullptr;
   std::unique_ptr<CopyEngine> engine(new CopyEngine(bootstrap, context));
@@ -75,7 +78,7 @@ std::unique_ptr<CopyEngine> CopyEngine::open(Bootstrap& bootstrap, Config::Segme
   Hello mine{};
   std::string trouble;
   try {
-    engine->set_up();
+    engine->set_up(inbox_bytes);
     const Current current(context);
     mine.pid = ::getpid();
     mine.inbox = engine->inboxes_[static_cast<std::size_t>(engine->rank_)];

@@ -4,6 +4,7 @@
 // copy_program.hpp runs schedules on it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -21,9 +22,13 @@
 
 namespace trib::cuda {
 
-/// On each GPU. In an allreduce, two ranks have room for slices of 64 MiB in it, four for 21 MiB:
-/// with 16 MiB a copy engine moves 360 GB/s, with 32 MiB 374, with 64 MiB 382 (H200, 2026-11-21).
-inline constexpr std::size_t kLargeInboxBytes = 256u << 20;
+/// On each GPU: a part of its memory, within bounds. The longer the copies, the better: with slices
+/// of 16 MiB a copy engine moves 360 GB/s, with 32 MiB 374, with 64 MiB 382 (H200, 2026-11-21).
+/// 768 MiB has room for these in an allreduce over four ranks.
+constexpr std::size_t large_inbox_bytes(std::size_t memory) {
+  constexpr std::size_t kLeast = 256u << 20, kMost = 768u << 20, kPart = 128;
+  return std::clamp(memory / kPart, kLeast, kMost) >> 20 << 20;
+}
 inline constexpr int kLargeWindows = 2;  // of an inbox, used in turn
 
 class CopyEngine {
@@ -32,7 +37,8 @@ class CopyEngine {
   /// Collective. Null on all ranks alike if one of them has no memory for it; `why` then says what
   /// was missing. `context` is where the buffers are.
   static std::unique_ptr<CopyEngine> open(Bootstrap& bootstrap, Config::Segment mode,
-                                          CUcontext context, std::string& why);
+                                          CUcontext context, std::size_t inbox_bytes,
+                                          std::string& why);
   ~CopyEngine();
   CopyEngine(const CopyEngine&) = delete;
   CopyEngine& operator=(const CopyEngine&) = delete;
@@ -56,7 +62,7 @@ class CopyEngine {
   };
 
   CopyEngine(Bootstrap& bootstrap, CUcontext context);
-  void set_up();
+  void set_up(std::size_t inbox_bytes);
   void map(int rank, const void* handle);
   void release() noexcept;
   Words& words(int rank) const { return *reinterpret_cast<Words*>(segment_->of(rank)); }

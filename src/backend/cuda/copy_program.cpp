@@ -62,8 +62,9 @@ CopyProgram::CopyProgram(Channel& channel, const std::vector<Schedule>& all, boo
 
 std::size_t CopyProgram::fit(bool is_large) const {
   if (!is_large || !plan_.is_possible) return 0;
-  return kLargeInboxBytes / static_cast<std::size_t>(kLargeWindows * std::max(plan_.units, 1)) /
-         kAlignment * kAlignment;
+  return channel_.large_inbox_bytes_ /
+         static_cast<std::size_t>(kLargeWindows * std::max(plan_.units, 1)) / kAlignment *
+         kAlignment;
 }
 
 CopyProgram::~CopyProgram() {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <iterator>
 #include <utility>
 
@@ -12,6 +11,10 @@
 
 namespace trib::cuda {
 namespace {
+
+/// Passes of a block from which on the general kernel is as fast as the pipeline or faster: its
+/// stages go on side by side (4 H200, 2026-11-22).
+constexpr std::uint32_t kMostRounds = 4;
 
 /// Steps of one stage that may be done together: first all waits, then all moves, then all signals.
 struct Group {
@@ -536,8 +539,8 @@ void Program::start(const Arguments& arguments) {
                            (launch.passes == 1 || arguments.slice * element % kUnitBytes == 0);
   const Protocol protocol =
       is_packet ? exchange_.is_flat && may_be_flat ? Protocol::flat : Protocol::packet
-      : exchange_.is_pipeline && std::getenv("XTRIB_GENERAL") == nullptr ? Protocol::pipeline
-                                                                         : Protocol::simple;
+      : exchange_.is_pipeline && launch.passes <= kMostRounds * blocks ? Protocol::pipeline
+                                                                       : Protocol::simple;
   const CUfunction function = channel_.kernels_->find(arguments.op, arguments.dtype, protocol);
   const Current current(channel_.context_);
   is_aside_ = covers_input(arguments);
