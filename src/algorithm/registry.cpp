@@ -47,6 +47,13 @@ constexpr Algorithm kAlgorithms[] = {
      .bytes = "2n(p-1)/p",
      .association = Association::rank_order,
      .schedule = rootless},
+    {.name = "chain",
+     .summary = "in a Reduce, each rank adds to what the one before it hands on",
+     .source = "pipelined chains of MPI and GPU libraries",
+     .steps = "p",
+     .bytes = "n; others as two_shot",
+     .association = Association::chain,
+     .schedule = chain},
     {.name = "ring",
      .summary = "chunks travel around the ranks: reduce-scatter, then allgather",
      .source = "Patarasuk and Yuan, 2009",
@@ -94,7 +101,7 @@ constexpr Algorithm kAlgorithms[] = {
 }  // namespace
 
 std::string_view name(Association association) {
-  constexpr std::string_view names[] = {"rank_order", "groups", "devices", "ring",
+  constexpr std::string_view names[] = {"rank_order", "groups", "devices", "chain", "ring",
                                         "hypercube",  "tree2",  "tree4",   "tree8"};
   return names[static_cast<int>(association)];
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Two-shot for links that are the bottleneck: in a Reduce, the root folds nothing.
-// Next: ring.cpp, where partial sums travel.
+// Next: chain.cpp, where partial sums travel.
 #include "algorithm/algorithms.hpp"
 
 namespace trib {

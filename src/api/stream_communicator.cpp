@@ -60,6 +60,7 @@ const StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
   key.bytes = total * element;
   key.place = Key::Place::device;
   key.is_exact = is_exact(call.dtype);
+  key.is_widened = is_widened(call.dtype);
   const Choice choice = select(key, config_, &findings_);
   Loaded& loaded = programs_[{call.collective, choice.algorithm, call.root}];
   if (!loaded.program) {

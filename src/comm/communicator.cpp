@@ -595,7 +595,7 @@ std::optional<Choice> Communicator::tune_for(const Request& request, bool is_on_
     if (way->slice_bytes > 0) choice.slice_bytes = way->slice_bytes;
     if (choice.algorithm != nullptr && choice.algorithm->serves(request.collective) &&
         (config.determinism != Config::Determinism::order ||
-         choice.algorithm->association == Association::rank_order))
+         association_of(*choice.algorithm, key) == Association::rank_order))
       return choice;
     log_once(Config::Log::warn,
              "trib_algorithm=" + std::string(way->algorithm) + " is ignored: it does not serve " +

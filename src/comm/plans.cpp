@@ -163,6 +163,7 @@ Key Plans::key_of(const Plan& plan, Route route) const {
   key.can_map =
       route == Route::device_mapped && !key.shares_devices && plan.request.form == Form::blocking;
   key.is_exact = is_exact(plan.request.dtype);
+  key.is_widened = is_widened(plan.request.dtype);
   return key;
 }
 

@@ -164,6 +164,8 @@ constexpr DeviceRow kDeviceReduce[] = {
     {2,    64 * MiB,   "one_shot", false, 132, 128 * KiB},
     {2,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
     {2,    kAll,       "one_shot", false, 132, 128 * KiB},
+    {kAny, 16 * MiB,   "two_shot", false, 132, 8 * KiB},
+    {4,    kAll,       "chain",    false, 132, 32 * KiB},
     {kAny, 32 * MiB,   "two_shot", false, 132, 16 * KiB},
     {kAny, kAll,       "rootless", false, 132, 16 * KiB},
 };
@@ -238,8 +240,10 @@ Choice device_choice(const Key& key, bool can_copy, bool can_map) {
   if (key.collective == Collective::broadcast) rows = kDeviceBroadcast;
   if (key.collective == Collective::reduce) rows = kDeviceReduce;
   for (const DeviceRow& row : rows)
-    if (key.size <= row.ranks && key.bytes <= row.bytes && (row.reach == Reach::scratch || can_map) &&
-        (row.engine == Engine::kernel || (can_copy && is_reduction(key.collective))))
+    if (key.size <= row.ranks && key.bytes <= row.bytes &&
+        (row.reach == Reach::scratch || can_map) &&
+        (row.engine == Engine::kernel || (can_copy && is_reduction(key.collective))) &&
+        association_of(*find_algorithm(row.algorithm), key) == Association::rank_order)
       return {find_algorithm(row.algorithm),
               row.reach,
               row.slice,
@@ -326,7 +330,7 @@ Choice select(const Key& key, const Config& config, const Findings* findings) {
                                       ": no such algorithm; accepted are " + names);
     }
     if (config.determinism == Config::Determinism::order &&
-        named->association != Association::rank_order)
+        association_of(*named, key) != Association::rank_order)
       throw Error(Code::argument,
                   "TRIB_ALGORITHM=" + std::string(wanted) +
                       " does not fold in rank order, which TRIB_DETERMINISM=order asks for");
@@ -357,6 +361,20 @@ bool is_exact(Dtype dtype) {
   return exact[static_cast<std::size_t>(dtype)];
 }
 
+bool is_widened(Dtype dtype) {
+#define TRIB_WIDENED(name, element, accumulator) (sizeof(accumulator) > sizeof(element)),
+  constexpr std::array<bool, kDtypes> widened{TRIB_DTYPES(TRIB_WIDENED)};
+#undef TRIB_WIDENED
+  return widened[static_cast<std::size_t>(dtype)];
+}
+
+Association association_of(const Algorithm& algorithm, const Key& key) {
+  if (algorithm.association == Association::chain &&
+      (!key.is_widened || key.collective != Collective::reduce || key.size < 3))
+    return Association::rank_order;
+  return algorithm.association;
+}
+
 Config::Determinism freedom_of(const Key& key, const Config& config) {
   if (key.is_exact) return Config::Determinism::any;
   // What stands in for a device gives the device's bits.
@@ -378,9 +396,10 @@ bool is_permitted(const Choice& choice, const Key& key, const Config& config) {
   if (algorithm->association == Association::devices) return key.shares_devices;
   switch (freedom_of(key, config)) {
     case Config::Determinism::run:
-      return algorithm->association == default_choice(key, config).algorithm->association;
+      return association_of(*algorithm, key) ==
+             association_of(*default_choice(key, config).algorithm, key);
     case Config::Determinism::order:
-      return algorithm->association == Association::rank_order;
+      return association_of(*algorithm, key) == Association::rank_order;
     case Config::Determinism::any:
       break;
   }

@@ -36,6 +36,7 @@ struct Key {
   /// devices.
   bool shares_devices = false;
   bool is_exact = false;  ///< the result does not depend on how contributions are grouped
+  bool is_widened = false;  ///< sums are made in a wider type
 };
 
 struct Choice {
@@ -66,6 +67,12 @@ std::optional<Choice> mapped_choice(const Key& key, const Config& config);
 /// Whether elements are whole numbers or bits: every operator that is defined on them then gives
 /// the same result however contributions are grouped.
 bool is_exact(Dtype dtype);
+
+/// Whether elements are folded in a wider type, such as half in float.
+bool is_widened(Dtype dtype);
+
+/// That of the algorithm, or for `key` the same.
+Association association_of(const Algorithm& algorithm, const Key& key);
 
 /// How freely contributions to `key` may be grouped. `run`: as the default table does, which gives
 /// the same bits whether something was measured or not.

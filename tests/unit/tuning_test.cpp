@@ -118,7 +118,8 @@ TEST(Candidates, BeginWithTheDefaultAndKeepItsBits) {
                 if (is_exact || determinism == Config::Determinism::any ||
                     !is_reduction(key.collective))
                   continue;
-                EXPECT_EQ(all[i].algorithm->association, usual.algorithm->association);
+                EXPECT_EQ(association_of(*all[i].algorithm, key),
+                          association_of(*usual.algorithm, key));
               }
             }
 }
@@ -180,7 +181,7 @@ TEST(Candidates, GroupingIsFreeForWholeNumbersOnly) {
   const auto associations = [&] {
     std::set<Association> different;
     for (const Choice& choice : candidates(key, Config{}))
-      different.insert(choice.algorithm->association);
+      different.insert(association_of(*choice.algorithm, key));
     return different.size();
   };
   EXPECT_EQ(associations(), 1u);

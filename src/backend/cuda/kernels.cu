@@ -6,6 +6,7 @@
 #include "backend/cuda/flat.cuh"
 #include "backend/cuda/mapped.cuh"
 #include "backend/cuda/pipeline.cuh"
+#include "backend/cuda/relay.cuh"
 
 namespace trib::cuda {
 namespace {
@@ -19,7 +20,7 @@ __device__ void run(const Launched& launch) {
   else if constexpr (protocol == Protocol::mapped)
     Mapped<T, A, Operator>(launch).run();
   else if constexpr (protocol == Protocol::pipeline)
-    Pipeline<T, A, Operator>(launch).run();
+    launch.is_relay ? Relay<T, A, Operator>(launch).run() : Pipeline<T, A, Operator>(launch).run();
   else
     Block<protocol, T, A, Operator>(launch).run();
 }

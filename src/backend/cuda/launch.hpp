@@ -188,12 +188,14 @@ struct FlatLaunch : LaunchHead {
 };
 static_assert(sizeof(FlatLaunch) <= 1024);
 
-/// With flags, one exchange, one fold at most, and results that go to peers: pipeline.cuh. Flags
-/// are in the order of what they tell of, where there is any.
+/// With flags, one exchange, one fold at most, and results that go to peers: pipeline.cuh. Or what
+/// travels from rank to rank: relay.cuh. Flags are in the order of what they tell of, where there
+/// is any.
 struct PipelineLaunch : LaunchHead {
   std::uint8_t targets, sources, outs, results;
   std::uint8_t push_waits, result_signals, result_waits;
   bool is_aligned;       // this rank's chunk and all places of the result, in every pass
+  bool is_relay;         // one target or one result, of two sources
   std::uint32_t length;  // elements of the chunk that is folded
   const std::byte* own;  // this rank's
   /// From this rank's `in` to an inbox; from this rank's inbox to `out`.

@@ -328,9 +328,12 @@ void Program::find_exchange(int batches) {
     is_safe = is_safe && (sources & bit(meaning(to).holder)) != 0;
     ++signals;
   }
-  found.is_pipeline = is_simple_possible_ && !channel_.sharing_ && is_safe &&
-                      signals <= kMaxRanks &&
-                      found.results.size() + bare_waits_.size() <= kMaxRanks;
+  const std::size_t waits = found.results.size() + bare_waits_.size();
+  const bool is_simple = is_simple_possible_ && !channel_.sharing_;
+  found.is_pipeline = is_simple && is_safe && signals <= kMaxRanks && waits <= kMaxRanks;
+  // One that pushes, or adds to what one other pushes.
+  found.is_relay = is_simple && found.targets.size() + found.outs.size() <= 1 &&
+                   found.sources.size() == 2 * found.outs.size() && waits <= 1;
   exchange_ = std::move(found);
 }
 
@@ -381,6 +384,7 @@ void Program::fill_pipeline(std::size_t slice_bytes) {
   const auto reader_of = [&](int operand) {
     return meanings_[static_cast<std::size_t>(operand)].holder;
   };
+  line.is_relay = exchange.is_relay;
   line.targets = line.sources = line.outs = line.results = 0;
   line.push_waits = line.result_signals = line.result_waits = 0;
   for (const auto [from, to] : exchange.targets) {
@@ -396,6 +400,8 @@ void Program::fill_pipeline(std::size_t slice_bytes) {
   line.length = exchange.own >= 0 ? launch_.operand[exchange.own].length : 0;
   std::uintptr_t bits = launch_.passes > 1 ? slice_bytes : 0;
   bits |= reinterpret_cast<std::uintptr_t>(line.own);
+  if (exchange.is_relay && line.targets > 0)
+    bits |= reinterpret_cast<std::uintptr_t>(line.target[0].from);
   for (const int to : exchange.outs) {
     const bool is_inbox = launch_.operand[to].is_inbox;
     bits |= reinterpret_cast<std::uintptr_t>(place(to));
@@ -417,6 +423,7 @@ bool Program::agree(const std::vector<Schedule>& all) {
     is_packet_possible_ = is_packet_possible_ && its.is_packet_possible_;
     is_simple_possible_ = is_simple_possible_ && its.is_simple_possible_;
     exchange_.is_pipeline = exchange_.is_pipeline && its.exchange_.is_pipeline;
+    exchange_.is_relay = exchange_.is_relay && its.exchange_.is_relay;
   }
   return is_packet_possible_ && is_simple_possible_;
 }
@@ -539,8 +546,9 @@ void Program::start(const Arguments& arguments) {
                            (launch.passes == 1 || arguments.slice * element % kUnitBytes == 0);
   const Protocol protocol =
       is_packet ? exchange_.is_flat && may_be_flat ? Protocol::flat : Protocol::packet
-      : exchange_.is_pipeline && launch.passes <= kMostRounds * blocks ? Protocol::pipeline
-                                                                       : Protocol::simple;
+      : exchange_.is_relay || (exchange_.is_pipeline && launch.passes <= kMostRounds * blocks)
+          ? Protocol::pipeline
+          : Protocol::simple;
   const CUfunction function = channel_.kernels_->find(arguments.op, arguments.dtype, protocol);
   const Current current(channel_.context_);
   is_aside_ = covers_input(arguments);
@@ -613,6 +621,7 @@ void Program::start(const Arguments& arguments) {
     const std::size_t units = (arguments.slice * element + kUnitBytes - 1) / kUnitBytes;
     threads = static_cast<int>(std::min<std::size_t>(
         (units + kWarp - 1) / kWarp * kWarp, is_flat ? kMaxFlatThreads : kMaxPipelineThreads));
+    if (!is_flat && exchange_.is_relay) threads = kMaxPipelineThreads;
   }
   check(channel_.driver_.cuLaunchKernel_(function, blocks, 1, 1, static_cast<unsigned>(threads), 1,
                                          1, 0, stream, parameters, nullptr),

@@ -58,7 +58,7 @@ class Program final : public trib::Program, public Operation {
   std::vector<Arrival> arrivals_;
   /// What there is to do, where it is one exchange: operands.
   struct Exchange {
-    bool is_flat = false, is_pipeline = false;  // what can run it
+    bool is_flat = false, is_pipeline = false, is_relay = false;  // what can run it
     struct Copy {
       int from, to;
     };
