@@ -7,8 +7,7 @@
 // waited for all of them.
 #pragma once
 
-#include "backend/cuda/elements.cuh"
-#include "backend/cuda/turn.cuh"
+#include "backend/cuda/passes.cuh"
 
 namespace trib::cuda {
 
@@ -25,18 +24,18 @@ namespace trib::cuda {
 /// - 4, after they folded it. When it stores results of pass i, their readers have signalled pass
 /// i, after they fetched the results of pass i - 4.
 template <class T, class A, class Operator>
-class Pipeline : private Turn<PipelineLaunch> {
+class Pipeline : private Passes<T> {
  public:
-  __device__ explicit Pipeline(const PipelineLaunch& launch) : Turn<PipelineLaunch>(launch) {}
+  __device__ explicit Pipeline(const PipelineLaunch& launch) : Passes<T>(launch) {}
 
   __device__ void run() {
-    begin();
+    this->begin();
     const int passes = passes_of(launch_, blockIdx.x);
     const auto is_pass = [&](int pass) { return pass >= 0 && pass < passes; };
 #pragma unroll 1
     for (int round = 0; round < passes + 3; ++round) {
       if (is_pass(round)) {
-        enter(round);
+        this->enter(round);
         wait_for_credits();
         push();
       }
@@ -47,44 +46,29 @@ class Pipeline : private Turn<PipelineLaunch> {
              round);
       }
       if (is_pass(round - 1) && launch_.sources > 0) {
-        enter(round - 1);
+        this->enter(round - 1);
         wait(launch_.push_wait, launch_.push_waits);
         fold();
       }
       if (is_pass(round - 3) && launch_.result_waits > 0) {
-        enter(round - 3);
+        this->enter(round - 3);
         wait(launch_.result_wait, launch_.result_waits);
         fetch();
       }
     }
-    end();
+    this->end();
   }
 
  private:
-  static constexpr int kElements = kUnitBytes / sizeof(T);
   /// Units that a thread has under way at once, in copies, and in folds from each source.
   static constexpr int kDeep = 4, kFoldDeep = 2;
-
-  __device__ void enter(int pass) {
-    run_ = first_run_ + static_cast<std::uint32_t>(pass);
-    const std::uint32_t window = blockIdx.x * kWindows + run_ % kWindows;
-    done_ = static_cast<std::uint64_t>(launch_.slice) *
-            (static_cast<std::uint32_t>(pass) * gridDim.x + blockIdx.x);
-    in_inbox_ = static_cast<std::uint64_t>(window) * kWindowBytes;
-    in_flags_ = flags_of(run_);
-  }
-  /// Bytes from a flag's address to the one of the run.
-  __device__ static std::uint32_t flags_of(std::uint32_t run) {
-    return (blockIdx.x * kWindows + run % kWindows) *
-           static_cast<std::uint32_t>(kMaxUnits * sizeof(std::uint32_t));
-  }
 
   /// Until all peers are done with what the window holds. Later passes of the launch: see above.
   __device__ void wait_for_credits() {
     if (run_ - first_run_ >= kWindows || is_enough(known_run_, run_)) return;
     disturb();
     const int peer = static_cast<int>(threadIdx.x);
-    if (peer < launch_.size && peer != launch_.rank) wait_for_credit(peer, kMaxBlocks);
+    if (peer < launch_.size && peer != launch_.rank) this->wait_for_credit(peer, kMaxBlocks);
     __syncthreads();
   }
 
@@ -94,68 +78,21 @@ class Pipeline : private Turn<PipelineLaunch> {
     const auto i = static_cast<int>(threadIdx.x);
     if (i >= max(pushes, results)) return;
     fence();
-    const auto set = [&](const Flag& flag, std::uint32_t run) {
-      store_relaxed(reinterpret_cast<std::uint32_t*>(flag.address + flags_of(run)), run);
-    };
     const std::uint32_t run = first_run_ + static_cast<std::uint32_t>(round);
-    if (i < pushes) set(launch_.push_signal[i], run);
-    if (i < results) set(launch_.result_signal[i], run - 2);
+    if (i < pushes) store_relaxed(this->word_of(launch_.push_signal[i], run), run);
+    if (i < results) store_relaxed(this->word_of(launch_.result_signal[i], run - 2), run - 2);
   }
   __device__ void wait(const Flag* flags, int count) {
     disturb();
     const auto i = static_cast<int>(threadIdx.x);
-    if (i < count) {
-      const auto* const at = reinterpret_cast<const std::uint32_t*>(flags[i].address + in_flags_);
-      Patience patience;
-      while (load_acquire(at) != run_)
-        if (gives_up(patience, flags[i].rank)) break;
-    }
+    if (i < count) this->await(flags[i]);
     __syncthreads();
   }
 
   // ---------------------------------------------------------------------------------------- moving
 
-  /// Elements of a chunk that belong to the pass.
-  __device__ int elements_of(std::uint32_t length) const {
-    return length <= done_ ? 0
-                           : static_cast<int>(min(length - done_, std::uint64_t{launch_.slice}));
-  }
-  __device__ std::uint64_t in_chunk() const { return done_ * sizeof(T); }
-
-  /// Thread t handles units t, t + threads, ... of every chunk.
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int width() { return static_cast<int>(blockDim.x); }
-  /// The first of the thread's units that is not among the first `units`.
-  __device__ static int behind(int units) {
-    const auto thread = static_cast<int>(threadIdx.x);
-    return thread + (max(units - thread, 0) + width() - 1) / width() * width();
-  }
-  __device__ static bool is_aligned(const std::byte* at) {
-    return reinterpret_cast<std::uintptr_t>(at) % kUnitBytes == 0;
-  }
-
-  /// `from` and `to`: where the pass's part of the chunk is.
-  __device__ static void copy(std::byte* to, const std::byte* from, int elements) {
-    const int units = is_aligned(from) && is_aligned(to) ? elements / kElements : 0;
-#pragma unroll 1
-    for (int first = static_cast<int>(threadIdx.x); first < units; first += kDeep * width()) {
-      uint4 value[kDeep];
-#pragma unroll
-      for (int d = 0; d < kDeep; ++d)
-        if (const int unit = first + d * width(); unit < units)
-          value[d] = load_vector(from + unit * kUnitBytes);
-#pragma unroll
-      for (int d = 0; d < kDeep; ++d)
-        if (const int unit = first + d * width(); unit < units)
-          store_vector(to + unit * kUnitBytes, value[d]);
-    }
-    if (units * kElements == elements) return;
-#pragma unroll 1
-    for (int unit = behind(units); unit * kElements < elements; unit += width()) {
-      const int left = min(elements - unit * kElements, kElements);
-      store_elements<T>(to + unit * kUnitBytes, load_elements<T>(from + unit * kUnitBytes, left),
-                        left);
-    }
-  }
 
   /// To one peer after the other: every rank begins with another one.
   __device__ void push() const {
@@ -163,7 +100,8 @@ class Pipeline : private Turn<PipelineLaunch> {
 #pragma unroll 1
     for (int i = 0; i < launch_.targets; ++i) {
       const PipelineLaunch::Move& target = launch_.target[i];
-      copy(target.to + in_inbox_, target.from + in_chunk(), elements_of(target.length));
+      this->template copy<kDeep>(target.to + this->in_inbox(), target.from + this->in_chunk(),
+                                 this->elements_of(target.length), thread(), width());
     }
   }
   __device__ void fetch() const {
@@ -171,22 +109,24 @@ class Pipeline : private Turn<PipelineLaunch> {
 #pragma unroll 1
     for (int i = 0; i < launch_.results; ++i) {
       const PipelineLaunch::Move& result = launch_.result[i];
-      copy(result.to + in_chunk(), result.from + in_inbox_, elements_of(result.length));
+      this->template copy<kDeep>(result.to + this->in_chunk(), result.from + this->in_inbox(),
+                                 this->elements_of(result.length), thread(), width());
     }
   }
 
   __device__ void fold() const {
     disturb();
-    const int elements = elements_of(launch_.length);
+    const int elements = this->elements_of(launch_.length);
     const int units = launch_.is_aligned ? elements / kElements : 0;
 #pragma unroll 1
-    for (int first = static_cast<int>(threadIdx.x); first < units; first += kFoldDeep * width())
+    for (int first = thread(); first < units; first += kFoldDeep * width())
       fold_units<kFoldDeep>(
           first, units, [](const std::byte* at) { return load_vector(at); },
           [](std::byte* at, uint4 value) { store_vector(at, value); });
     if (units * kElements == elements) return;
 #pragma unroll 1
-    for (int unit = behind(units); unit * kElements < elements; unit += width()) {
+    for (int unit = this->behind(units, thread(), width()); unit * kElements < elements;
+         unit += width()) {
       const int left = min(elements - unit * kElements, kElements);
       fold_units<1>(
           unit, unit + 1, [&](const std::byte* at) { return load_elements<T>(at, left); },
@@ -207,7 +147,7 @@ class Pipeline : private Turn<PipelineLaunch> {
         if (source + i >= launch_.sources) break;
         const std::byte* const pushed = launch_.source[source + i];
         const std::byte* const at =
-            pushed != nullptr ? pushed + in_inbox_ : launch_.own + in_chunk();
+            pushed != nullptr ? pushed + this->in_inbox() : launch_.own + this->in_chunk();
 #pragma unroll
         for (int d = 0; d < deep; ++d)
           if (const int unit = first + d * width(); unit < end)
@@ -231,7 +171,7 @@ class Pipeline : private Turn<PipelineLaunch> {
 #pragma unroll 1
     for (int i = 0; i < launch_.outs; ++i) {
       const PipelineLaunch::Out& out = launch_.out[i];
-      std::byte* const at = out.to + (out.is_inbox ? in_inbox_ : in_chunk());
+      std::byte* const at = out.to + (out.is_inbox ? this->in_inbox() : this->in_chunk());
 #pragma unroll
       for (int d = 0; d < deep; ++d)
         if (const int unit = first + d * width(); unit < end)
@@ -239,9 +179,8 @@ class Pipeline : private Turn<PipelineLaunch> {
     }
   }
 
-  std::uint64_t done_ = 0;      // elements of each chunk before the pass
-  std::uint64_t in_inbox_ = 0;  // bytes from an inbox's address to the block's window
-  std::uint32_t in_flags_ = 0;  // the same of a flag
+  using Passes<T>::kElements;
+  using Passes<T>::launch_, Passes<T>::first_run_, Passes<T>::run_, Passes<T>::known_run_;
 };
 
 }  // namespace trib::cuda

@@ -6,8 +6,7 @@
 // one that pushed it: a barrier behind the loads, then a fence and the credit, as for a flag.
 #pragma once
 
-#include "backend/cuda/elements.cuh"
-#include "backend/cuda/turn.cuh"
+#include "backend/cuda/passes.cuh"
 
 namespace trib::cuda {
 
@@ -15,42 +14,41 @@ namespace trib::cuda {
 /// what comes in; and, at a root where the vector sets out as well, to fetch the results. That may
 /// have to wait for as many passes as there are ranks, so it has threads of its own.
 template <class T, class A, class Operator>
-class Relay : private Turn<PipelineLaunch> {
+class Relay : private Passes<T> {
  public:
   __device__ explicit Relay(const PipelineLaunch& launch)
-      : Turn<PipelineLaunch>(launch),
+      : Passes<T>(launch),
         groups_(launch.results > 0 ? 2 : 1),
         width_(static_cast<int>(blockDim.x) / groups_),
         group_(static_cast<int>(threadIdx.x) / width_),
         thread_(static_cast<int>(threadIdx.x) % width_) {}
 
   __device__ void run() {
-    begin();
+    this->begin();
     const int passes = passes_of(launch_, blockIdx.x);
     if (group_ == 1) {
 #pragma unroll 1
       for (int pass = 0; pass < passes; ++pass) {
-        enter(pass);
+        this->enter(pass);
         fetch();
       }
     } else if (launch_.targets > 0 || launch_.sources > 0) {
 #pragma unroll 1
       for (int pass = 0; pass < passes; ++pass) {
-        enter(pass);
+        this->enter(pass);
         hand_on();
       }
     }
     // What is stored here directly: who does it goes through its passes in order, so the word of
     // the last one tells of all.
     if (launch_.results == 0 && launch_.result_waits > 0 && passes > 0) {
-      enter(passes - 1);
-      if (thread_ == 0) await(launch_.result_wait[0]);
+      this->enter(passes - 1);
+      if (thread_ == 0) this->await(launch_.result_wait[0]);
     }
-    end();
+    this->end();
   }
 
  private:
-  static constexpr int kElements = kUnitBytes / sizeof(T);
   static constexpr int kDeep = 4;  // units that a thread has under way at once
 
   /// Of the group's threads.
@@ -58,42 +56,18 @@ class Relay : private Turn<PipelineLaunch> {
     asm volatile("bar.sync %0, %1;" ::"r"(group_ + 1), "r"(width_) : "memory");
   }
 
-  __device__ void enter(int pass) {
-    pass_ = pass;
-    run_ = first_run_ + static_cast<std::uint32_t>(pass);
-    const std::uint32_t window = blockIdx.x * kWindows + run_ % kWindows;
-    done_ = static_cast<std::uint64_t>(launch_.slice) *
-            (static_cast<std::uint32_t>(pass) * gridDim.x + blockIdx.x);
-    in_inbox_ = static_cast<std::uint64_t>(window) * kWindowBytes;
-    in_flags_ = window * static_cast<std::uint32_t>(kMaxUnits * sizeof(std::uint32_t));
-  }
-
-  __device__ std::uint32_t* flag_of(const Flag& flag) const {
-    return reinterpret_cast<std::uint32_t*>(flag.address + in_flags_);
-  }
-  __device__ void await(const Flag& flag) {
-    Patience patience;
-    while (load_acquire(flag_of(flag)) != run_)
-      if (gives_up(patience, flag.rank)) break;
-  }
   /// Until the reader is done with what the window holds.
   __device__ void await_credit(int reader) {
     if (!is_enough(known_run_, run_))
-      wait_for_credit(reader, pass_ < kWindows ? kMaxBlocks : blockIdx.x);
+      this->wait_for_credit(reader, pass_ < kWindows ? kMaxBlocks : blockIdx.x);
   }
   /// Behind the group's barrier, and by one thread, which has made a fence.
-  __device__ void set(const Flag& flag) const { store_relaxed(flag_of(flag), run_); }
+  __device__ void set(const Flag& flag) const { store_relaxed(this->word_of(flag, run_), run_); }
   __device__ void give_back(const Flag& from) const {
     store_relaxed(credit(launch_, static_cast<int>(from.rank), launch_.rank, blockIdx.x), run_);
   }
 
   // ---------------------------------------------------------------------------------------- moving
-
-  __device__ int elements_of(std::uint32_t length) const {
-    return length <= done_ ? 0
-                           : static_cast<int>(min(length - done_, std::uint64_t{launch_.slice}));
-  }
-  __device__ std::uint64_t in_chunk() const { return done_ * sizeof(T); }
 
   __device__ void hand_on() {
     disturb();
@@ -102,19 +76,19 @@ class Relay : private Turn<PipelineLaunch> {
     const PipelineLaunch::Move& target = launch_.target[0];
     const PipelineLaunch::Out& out = launch_.out[0];
     const bool is_pushed = is_first || out.is_inbox;
-    const std::byte* const own = (is_first ? target.from : launch_.own) + in_chunk();
-    const std::byte* const came = launch_.source[is_own_first ? 1 : 0] + in_inbox_;
-    std::byte* const to = is_first       ? target.to + in_inbox_
-                          : out.is_inbox ? out.to + in_inbox_
-                                         : out.to + in_chunk();
+    const std::byte* const own = (is_first ? target.from : launch_.own) + this->in_chunk();
+    const std::byte* const came = launch_.source[is_own_first ? 1 : 0] + this->in_inbox();
+    std::byte* const to = is_first       ? target.to + this->in_inbox()
+                          : out.is_inbox ? out.to + this->in_inbox()
+                                         : out.to + this->in_chunk();
     const Flag& told = is_first ? launch_.push_signal[0] : launch_.result_signal[0];
-    const int elements = elements_of(is_first ? target.length : launch_.length);
+    const int elements = this->elements_of(is_first ? target.length : launch_.length);
     const int units = launch_.is_aligned ? elements / kElements : 0;
 
     // This rank's own comes from memory while the other's is on its way.
     uint4 mine[kDeep];
     load(mine, own, thread_, units);
-    if (thread_ == 0 && !is_first) await(launch_.push_wait[0]);
+    if (thread_ == 0 && !is_first) this->await(launch_.push_wait[0]);
     if (thread_ == kWarp && is_pushed) await_credit(static_cast<int>(told.rank));
     barrier();
 #pragma unroll 1
@@ -155,30 +129,10 @@ class Relay : private Turn<PipelineLaunch> {
   __device__ void fetch() {
     disturb();
     const PipelineLaunch::Move& result = launch_.result[0];
-    const std::byte* const from = result.from + in_inbox_;
-    std::byte* const to = result.to + in_chunk();
-    const int elements = elements_of(result.length);
-    const int units =
-        reinterpret_cast<std::uintptr_t>(to) % kUnitBytes == 0 ? elements / kElements : 0;
-    if (thread_ == 0) await(launch_.result_wait[0]);
+    if (thread_ == 0) this->await(launch_.result_wait[0]);
     barrier();
-#pragma unroll 1
-    for (int first = thread_; first < units; first += kDeep * width_) {
-      uint4 value[kDeep];
-      load(value, from, first, units);
-#pragma unroll
-      for (int d = 0; d < kDeep; ++d)
-        if (const int unit = first + d * width_; unit < units)
-          store_vector(to + unit * kUnitBytes, value[d]);
-    }
-    if (units * kElements < elements) {
-#pragma unroll 1
-      for (int unit = units + thread_; unit * kElements < elements; unit += width_) {
-        const int left = min(elements - unit * kElements, kElements);
-        store_elements<T>(to + unit * kUnitBytes, load_elements<T>(from + unit * kUnitBytes, left),
-                          left);
-      }
-    }
+    this->template copy<kDeep>(result.to + this->in_chunk(), result.from + this->in_inbox(),
+                               this->elements_of(result.length), thread_, width_);
     barrier();
     if (thread_ != 0) return;
     fence();
@@ -199,10 +153,9 @@ class Relay : private Turn<PipelineLaunch> {
   }
 
   const int groups_, width_, group_, thread_;
-  int pass_ = 0;
-  std::uint64_t done_ = 0;      // elements of each chunk before the pass
-  std::uint64_t in_inbox_ = 0;  // bytes from an inbox's address to the block's window
-  std::uint32_t in_flags_ = 0;  // the same of a flag
+  using Passes<T>::kElements;
+  using Passes<T>::launch_, Passes<T>::first_run_, Passes<T>::run_, Passes<T>::known_run_;
+  using Passes<T>::pass_;
 };
 
 }  // namespace trib::cuda
