@@ -44,8 +44,8 @@ void cut_passes(Arguments& arguments, const Choice& choice, const Program& progr
                 const Config& config) {
   // One pass per block if that is not too long: later ones overlap with the exchange of earlier
   // ones. The more so in a Reduce, where the root's link idles until the first results come.
-  const bool is_reduce = arguments.signature.collective == static_cast<int>(Collective::reduce);
-  const std::size_t long_slice = is_reduce ? 8 << 10 : 16 << 10;
+  const auto collective = static_cast<Collective>(arguments.signature.collective);
+  const std::size_t long_slice = collective == Collective::reduce ? 8 << 10 : 16 << 10;
   const std::size_t element = bytes(arguments.dtype);
   const std::size_t longest = std::max(arguments.longest * element, std::size_t{1});
   arguments.is_large = !choice.is_packet;
@@ -60,8 +60,11 @@ void cut_passes(Arguments& arguments, const Choice& choice, const Program& progr
     // Long pieces keep copy engines busy, but there have to be some for the stages to overlap.
     constexpr std::size_t kShortest = 16 << 20, kPieces = 4;
     std::size_t slice = std::min(choice.slice_bytes, program.fit(true));
-    // The last pass a quarter as long as the others: nothing overlaps with its end.
-    if (config.slice == 0) {
+    if (config.slice == 0 && collective == Collective::allreduce && arguments.chunks > 2) {
+      // With more peers than one, each copy loses time to the next: two pieces, if they fit.
+      slice = std::min(slice, std::max(kShortest, (longest + 1) / 2));
+    } else if (config.slice == 0) {
+      // The last pass a quarter as long as the others: nothing overlaps with its end.
       slice = std::min(slice, std::max(kShortest, longest / kPieces));
       const std::size_t passes = (4 * longest + 3 * slice + 4 * slice - 1) / (4 * slice);
       slice = std::min(slice, 4 * longest / (4 * passes - 3) + 64);

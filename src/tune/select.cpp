@@ -114,7 +114,8 @@ struct DeviceRow {
   int blocks;
   std::size_t slice;  // bytes of a chunk per pass, at least
   Engine engine = Engine::kernel;
-  Reach reach = Reach::scratch;  // map: for buffers that are mapped; the rows behind it for others
+  Reach reach =
+      Reach::scratch;  // others: for buffers that are mapped; the rows behind for the rest
 };
 
 /// Kernels that work on mapped buffers: a block takes so many bytes of a chunk, at least. And they
@@ -344,7 +345,9 @@ Choice select(const Key& key, const Config& config, const Findings* findings) {
   }
   // Two ranks on two cores: the system call that reads a peer costs more than the copy it saves, at
   // every size.
-  if (key.can_attach && config.attach == Config::Attach::always) choice.reach = Reach::attach;
+  if (key.can_attach && config.attach == Config::Attach::always &&
+      key.place != Key::Place::device)  // whose memory no system call reads
+    choice.reach = Reach::attach;
   if (config.slice > 0) choice.slice_bytes = static_cast<std::size_t>(config.slice);
   if (config.map == Config::Map::results && may_map(key, config) && !is_scatter(key.collective) &&
       !is_driven_by_host(choice.engine)) {

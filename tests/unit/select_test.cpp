@@ -236,6 +236,16 @@ TEST(Select, AttachOnlyWhereItIsPossible) {
   Config config;
   config.attach = Config::Attach::always;
   Key key;
+  key.can_attach = true;
+  for (const bool can_map : {false, true}) {
+    key.place = Key::Place::device;
+    key.can_map = can_map;
+    for (std::size_t bytes = 4; bytes <= std::size_t{4} << 30; bytes *= 2) {
+      key.bytes = bytes;
+      EXPECT_NE(select(key, config).reach, Reach::attach) << bytes;
+    }
+  }
+  key = {};
   EXPECT_EQ(select(key, config).reach, Reach::scratch);
   key.can_attach = true;
   EXPECT_EQ(select(key, config).reach, Reach::attach);

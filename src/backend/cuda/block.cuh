@@ -57,6 +57,7 @@ class Block
  private:
   __device__ void serve() {
     if (threadIdx.x < kMaxStages) passes_done[threadIdx.x] = 0;
+    if (threadIdx.x == 0) has_given_up() = 0;
     __syncthreads();
     const int passes = passes_of(launch_, blockIdx.x);
 #pragma unroll 1
@@ -71,8 +72,10 @@ class Block
         for (int i = launch_.first_phase[stage_]; i < launch_.first_phase[stage_ + 1]; ++i) {
           const Phase& phase = launch_.phase[i];
           wait(phase);
+          if (has_given_up() == 0) {
 #pragma unroll 1
-          for (int j = phase.first_batch; j < phase.first_batch + phase.batches;) j = work(j);
+            for (int j = phase.first_batch; j < phase.first_batch + phase.batches;) j = work(j);
+          }
           signal(phase);
         }
       }
@@ -152,6 +155,7 @@ class Block
     if (phase.signals == 0) return;
     disturb();
     barrier();
+    if (has_given_up() != 0) return;
 #pragma unroll 1
     for (int i = thread_; i < phase.signals; i += width_) {
       const Flag& flag = launch_.flag[phase.first_signal + i];
@@ -219,7 +223,8 @@ class Block
       const int left = elements - unit * kElements;
       if (left <= 0) break;
       if (protocol == Protocol::packet && operand.is_inbox) {
-        Packets::store(base + unit * (2 * kUnitBytes), value[d], run_);
+        // A thread that has given up has not got all that it has folded here.
+        if (!is_aborted_) Packets::store(base + unit * (2 * kUnitBytes), value[d], run_);
       } else {
         std::byte* const at = base + unit * kUnitBytes;
         if (is_whole(operand, at, left))
@@ -285,7 +290,7 @@ class Block
   }
 
   using Turn<Launched>::launch_, Turn<Launched>::first_run_, Turn<Launched>::run_;
-  using Turn<Launched>::known_run_, Turn<Launched>::moved_;
+  using Turn<Launched>::known_run_, Turn<Launched>::moved_, Turn<Launched>::is_aborted_;
   const int width_, stage_, thread_;  // threads of a stage, this one's stage, its number there
   int pass_ = 0;
   std::uint64_t done_ = 0;      // elements of each chunk before the pass

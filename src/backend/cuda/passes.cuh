@@ -14,6 +14,12 @@ class Passes : protected Turn<PipelineLaunch> {
 
   __device__ explicit Passes(const PipelineLaunch& launch) : Turn<PipelineLaunch>(launch) {}
 
+  __device__ void begin() {
+    Turn<PipelineLaunch>::begin();
+    if (threadIdx.x == 0) has_given_up() = 0;
+    __syncthreads();
+  }
+
   __device__ void enter(int pass) {
     pass_ = pass;
     run_ = first_run_ + static_cast<std::uint32_t>(pass);

@@ -18,7 +18,7 @@ namespace trib::cuda {
 /// peers, so each round has only one.
 ///
 /// Credits are needed for the first passes only. Whoever reads what this block pushes also sends it
-/// something, each pass (Program::find_pipeline()). When a block pushes pass i it has folded pass i
+/// something, each pass (Program::find_exchange()). When a block pushes pass i it has folded pass i
 /// - 2 and fetched the results of pass i - 4. So its readers have signalled pass i - 2, after they
 /// folded pass i - 4, whose window is used again; or else they have signalled the results of pass i
 /// - 4, after they folded it. When it stores results of pass i, their readers have signalled pass
@@ -48,7 +48,7 @@ class Pipeline : private Passes<T> {
       if (is_pass(round - 1) && launch_.sources > 0) {
         this->enter(round - 1);
         wait(launch_.push_wait, launch_.push_waits);
-        fold();
+        if (has_given_up() == 0) fold();
       }
       if (is_pass(round - 3) && launch_.result_waits > 0) {
         this->enter(round - 3);
@@ -76,7 +76,7 @@ class Pipeline : private Passes<T> {
   /// that were stored in the round before. One fence serves both.
   __device__ void tell(int pushes, int results, int round) const {
     const auto i = static_cast<int>(threadIdx.x);
-    if (i >= max(pushes, results)) return;
+    if (i >= max(pushes, results) || has_given_up() != 0) return;
     fence();
     const std::uint32_t run = first_run_ + static_cast<std::uint32_t>(round);
     if (i < pushes) store_relaxed(this->word_of(launch_.push_signal[i], run), run);

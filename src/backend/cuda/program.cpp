@@ -13,7 +13,9 @@ namespace trib::cuda {
 namespace {
 
 /// Passes of a block from which on the general kernel is as fast as the pipeline or faster: its
-/// stages go on side by side (4 H200, 2026-11-22).
+/// stages go on side by side (4 H200, 2026-11-22). With no more than there are windows, none is
+/// used twice; the pipeline is made for more, but has run on GPUs with that only while it was
+/// measured.
 constexpr std::uint32_t kMostRounds = 4;
 
 /// Steps of one stage that may be done together: first all waits, then all moves, then all signals.
@@ -143,10 +145,14 @@ void Program::translate(const std::vector<Schedule>& all) {
     batch.is_first = first_source == 0;
     batch.is_last = batch.is_copy || first_source + kBatch >= sources;
     for (int i = 0; i < std::max(copies, 1); ++i)
-      for (const Location& from : pieces[i]->step->from)
+      for (const Location& from : pieces[i]->step->from) {
         // What another stage of this rank has written, maybe.
         if (from.buffer == Buffer::out || (from.buffer == Buffer::scratch && from.rank == rank))
           batch.is_local = true;
+        // Reach::attach is not for devices.
+        if (from.buffer == Buffer::in && device(from.rank) != device(rank))
+          is_packet_possible_ = is_simple_possible_ = false;
+      }
     batch.from = static_cast<std::uint16_t>(operands);
     batch.from_count = static_cast<std::uint8_t>(
         batch.is_copy ? copies : std::min(kBatch, sources - first_source));

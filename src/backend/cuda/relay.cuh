@@ -82,8 +82,8 @@ class Relay : private Passes<T> {
                           : out.is_inbox ? out.to + this->in_inbox()
                                          : out.to + this->in_chunk();
     const Flag& told = is_first ? launch_.push_signal[0] : launch_.result_signal[0];
-    const int elements = this->elements_of(is_first ? target.length : launch_.length);
-    const int units = launch_.is_aligned ? elements / kElements : 0;
+    int elements = this->elements_of(is_first ? target.length : launch_.length);
+    int units = launch_.is_aligned ? elements / kElements : 0;
 
     // This rank's own comes from memory while the other's is on its way.
     uint4 mine[kDeep];
@@ -91,6 +91,8 @@ class Relay : private Passes<T> {
     if (thread_ == 0 && !is_first) this->await(launch_.push_wait[0]);
     if (thread_ == kWarp && is_pushed) await_credit(static_cast<int>(told.rank));
     barrier();
+    // The other group may give up at any time: threads need not agree, but all come to the barrier.
+    if (has_given_up() != 0) units = elements = 0;
 #pragma unroll 1
     for (int first = thread_; first < units; first += kDeep * width_) {
       if (first != thread_) load(mine, own, first, units);
@@ -119,7 +121,7 @@ class Relay : private Passes<T> {
       }
     }
     barrier();
-    if (thread_ != 0) return;
+    if (thread_ != 0 || has_given_up() != 0) return;
     disturb();
     fence();
     if (is_first || launch_.result_signals > 0) set(told);

@@ -70,6 +70,14 @@ __device__ inline bool is_enough(std::uint32_t completed, std::uint32_t run) {
   return completed - (run - kWindows) <= kMostAhead;
 }
 
+/// Whether a thread of the block has given up a wait. Then what comes out of it is no result, and
+/// no peer may take it for one: nothing is signalled any more, nor stored to peers' memory. To be
+/// cleared, with a barrier behind it, before the first wait; known behind the wait's own barrier.
+__device__ inline volatile int& has_given_up() {
+  __shared__ volatile int word;
+  return word;
+}
+
 /// Of one launch, as each thread sees it. What a block works on is its runs, from first_run_.
 template <class Launched>
 class Turn {
@@ -92,7 +100,10 @@ class Turn {
     if ((++patience.polls & 0x3ff) != 0) return is_aborted_;
     patience.deadline = look_around(launch_.doorbell, launch_.inbox[launch_.rank],
                                     patience.deadline, launch_.time_limit, peer);
-    if (patience.deadline == 0) is_aborted_ = true;
+    if (patience.deadline == 0) {
+      is_aborted_ = true;
+      has_given_up() = 1;
+    }
     return is_aborted_;
   }
 
