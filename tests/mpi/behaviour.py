@@ -196,10 +196,16 @@ class NotHereError(Exception):
 def gpu_killed(context: Context) -> None:
     """After kill -9 of a rank in reductions of GPU buffers its peers get an error, and the GPU is free."""
     cases = [(2, "10"), (2, "300000"), (4, "10"), (4, "300000"), (7, "3000")]
-    cases += [(ranks, count + " inside") for ranks in (2, 4, 5) for count in ("10", "3000000", "3000000", "3000000")]
+    cases += [
+        (ranks, count + " inside")
+        for ranks in (2, 4, 5)
+        for count in ("10", "3000000", "3000000", "3000000")
+    ]
     for ranks, arguments in cases:
         # The launcher watches the shell, or else it would kill the other ranks as well.
-        script = f"{context.program('gpu_killed')} {arguments}; [ $? = 77 ] && exit 77; sleep 3; exit 0"
+        script = (
+            f"{context.program('gpu_killed')} {arguments}; [ $? = 77 ] && exit 77; sleep 3; exit 0"
+        )
         result = context.run(ranks, ["sh", "-c", script], timeout=60)
         if "skipped: " in result.output:
             raise NotHereError(result.output[result.output.index("skipped: ") :].splitlines()[0])
