@@ -99,28 +99,17 @@ TEST_P(EveryAlgorithm, IsRightAsWritten) {
 
 TEST_P(EveryAlgorithm, IsRightThroughScratch) {
   for_each_shape(GetParam(), kMaxSize, [](const Shape& shape) {
-    VerifiedCall call = lowered_call(GetParam(), shape, Reach::scratch, false, 1);
-    for (const bool in_place : {false, true}) {
-      for (const int runs : {1, 2, 5}) {
-        call.in_place = in_place;
-        call.runs = runs;
-        // Six runs at least, so that all windows come to be used again.
-        EXPECT_EQ(verify(std::vector(runs == 1 ? 6 : 3, call)), "")
-            << describe(GetParam(), shape) << runs << " runs " << (in_place ? "in place" : "");
-      }
-    }
-  });
-}
-
-TEST_P(EveryAlgorithm, IsRightWithResultsInPlace) {
-  for_each_shape(GetParam(), kMaxSize, [](const Shape& shape) {
-    VerifiedCall call = lowered_call(GetParam(), shape, Reach::push, false, 1);
-    for (const bool in_place : {false, true}) {
-      for (const int runs : {1, 2, 5}) {
-        call.in_place = in_place;
-        call.runs = runs;
-        EXPECT_EQ(verify(std::vector(runs == 1 ? 6 : 3, call)), "")
-            << describe(GetParam(), shape) << runs << " runs " << (in_place ? "in place" : "");
+    for (const Reach reach : {Reach::scratch, Reach::push}) {
+      VerifiedCall call = lowered_call(GetParam(), shape, reach, false, 1);
+      for (const bool in_place : {false, true}) {
+        for (const int runs : {1, 2, 5}) {
+          call.in_place = in_place;
+          call.runs = runs;
+          // Six runs at least, so that all windows come to be used again.
+          EXPECT_EQ(verify(std::vector(runs == 1 ? 6 : 3, call)), "")
+              << describe(GetParam(), shape) << runs << " runs " << (in_place ? "in place " : "")
+              << (reach == Reach::push ? "with results in peers' memory" : "");
+        }
       }
     }
   });

@@ -99,14 +99,19 @@ __device__ inline void disturb() {
 #endif
 }
 
+/// Whether a kernel of this rank has given up, or a peer.
+__device__ inline std::uint32_t* abort_word(std::byte* inbox) {
+  return reinterpret_cast<std::uint32_t*>(inbox + kAbortAt);
+}
+
 /// Every so often while a wait goes on. Gives its deadline, or zero: the wait should end. Not
 /// inline: it would be fetched with the loops that it is in.
-__device__ __noinline__ std::uint64_t look_around(Doorbell* doorbell, const std::byte* inbox,
+__device__ __noinline__ std::uint64_t look_around(Doorbell* doorbell, std::byte* inbox,
                                                   std::uint64_t deadline, std::uint64_t time_limit,
                                                   int peer) {
-  if (load_relaxed(&doorbell->abort) != 0 ||
-      load_relaxed(reinterpret_cast<const std::uint32_t*>(inbox + kAbortAt)) != 0) {
-    store_release(&doorbell->abort, 1);  // this rank's host: the result is none
+  if (load_relaxed(&doorbell->abort) != 0 || load_relaxed(abort_word(inbox)) != 0) {
+    store_release(&doorbell->abort, 1);   // this rank's host: the result is none
+    store_relaxed(abort_word(inbox), 1);  // its later kernels: neither are theirs
     return 0;
   }
   const std::uint64_t now = nanoseconds();
@@ -115,6 +120,7 @@ __device__ __noinline__ std::uint64_t look_around(Doorbell* doorbell, const std:
   store_release(&doorbell->failed, static_cast<std::uint32_t>(peer) + 1);
   // The other blocks need not wait as long.
   store_release(&doorbell->abort, 1);
+  store_relaxed(abort_word(inbox), 1);
   return 0;
 }
 

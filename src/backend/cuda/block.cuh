@@ -57,7 +57,7 @@ class Block
  private:
   __device__ void serve() {
     if (threadIdx.x < kMaxStages) passes_done[threadIdx.x] = 0;
-    if (threadIdx.x == 0) has_given_up() = 0;
+    if (threadIdx.x == 0) this->begin_waiting();
     __syncthreads();
     const int passes = passes_of(launch_, blockIdx.x);
 #pragma unroll 1

@@ -16,7 +16,7 @@ class Passes : protected Turn<PipelineLaunch> {
 
   __device__ void begin() {
     Turn<PipelineLaunch>::begin();
-    if (threadIdx.x == 0) has_given_up() = 0;
+    if (threadIdx.x == 0) begin_waiting();
     __syncthreads();
   }
 

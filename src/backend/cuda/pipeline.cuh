@@ -37,7 +37,7 @@ class Pipeline : private Passes<T> {
       if (is_pass(round)) {
         this->enter(round);
         wait_for_credits();
-        push();
+        if (has_given_up() == 0) push();
       }
       if (is_pass(round) || is_pass(round - 2)) {
         disturb();

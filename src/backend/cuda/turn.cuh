@@ -71,8 +71,8 @@ __device__ inline bool is_enough(std::uint32_t completed, std::uint32_t run) {
 }
 
 /// Whether a thread of the block has given up a wait. Then what comes out of it is no result, and
-/// no peer may take it for one: nothing is signalled any more, nor stored to peers' memory. To be
-/// cleared, with a barrier behind it, before the first wait; known behind the wait's own barrier.
+/// no peer may take it for one: nothing is signalled any more, nor stored to peers' memory.
+/// Known behind the wait's own barrier.
 __device__ inline volatile int& has_given_up() {
   __shared__ volatile int word;
   return word;
@@ -93,6 +93,12 @@ class Turn {
       first_run_ = static_cast<std::uint32_t>(runs);
       known_run_ = static_cast<std::uint32_t>(runs >> 32);
     }
+  }
+
+  /// By one thread, before the first wait and with a barrier behind it. A stream-ordered launch may
+  /// come behind one that gave up: then it does not know what the peers are done with.
+  __device__ void begin_waiting() const {
+    has_given_up() = !launch_.has_met && load_relaxed(abort_word(launch_.inbox[launch_.rank])) != 0;
   }
 
   /// True: the wait is over.
