@@ -57,7 +57,6 @@ class Block
  private:
   __device__ void serve() {
     if (threadIdx.x < kMaxStages) passes_done[threadIdx.x] = 0;
-    if (threadIdx.x == 0) this->begin_waiting();
     __syncthreads();
     const int passes = passes_of(launch_, blockIdx.x);
 #pragma unroll 1
@@ -223,8 +222,7 @@ class Block
       const int left = elements - unit * kElements;
       if (left <= 0) break;
       if (protocol == Protocol::packet && operand.is_inbox) {
-        // A thread that has given up has not got all that it has folded here.
-        if (!is_aborted_) Packets::store(base + unit * (2 * kUnitBytes), value[d], run_);
+        if (has_given_up() == 0) Packets::store(base + unit * (2 * kUnitBytes), value[d], run_);
       } else {
         std::byte* const at = base + unit * kUnitBytes;
         if (is_whole(operand, at, left))
@@ -290,7 +288,7 @@ class Block
   }
 
   using Turn<Launched>::launch_, Turn<Launched>::first_run_, Turn<Launched>::run_;
-  using Turn<Launched>::known_run_, Turn<Launched>::moved_, Turn<Launched>::is_aborted_;
+  using Turn<Launched>::known_run_, Turn<Launched>::moved_;
   const int width_, stage_, thread_;  // threads of a stage, this one's stage, its number there
   int pass_ = 0;
   std::uint64_t done_ = 0;      // elements of each chunk before the pass

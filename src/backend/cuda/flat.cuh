@@ -17,6 +17,7 @@ class Flat : private Turn<FlatLaunch> {
 
   __device__ void run() {
     begin();
+    if (!launch_.has_met && has_given_up() != 0) return;
 #pragma unroll 1
     do {
       serve();

@@ -16,7 +16,6 @@ class Passes : protected Turn<PipelineLaunch> {
 
   __device__ void begin() {
     Turn<PipelineLaunch>::begin();
-    if (threadIdx.x == 0) begin_waiting();
     __syncthreads();
   }
 

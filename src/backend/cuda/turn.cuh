@@ -19,6 +19,14 @@ __device__ inline int passes_of(const LaunchHead& launch, unsigned block) {
   return static_cast<int>((launch.passes + gridDim.x - 1 - block) / gridDim.x);
 }
 
+/// Whether a thread of the block has given up a wait, or an earlier launch on the stream has. Then
+/// what comes out of it is no result, and no peer may take it for one: nothing is signalled any
+/// more, nor stored to peers' memory. Known behind the wait's own barrier.
+__device__ inline volatile int& has_given_up() {
+  __shared__ volatile int word;
+  return word;
+}
+
 /// Of a stream-ordered launch: earlier ones have ended on this rank, and so all that they loaded
 /// and stored comes before what this one does. Now is the time to tell the peers: at the end of a
 /// kernel it would take a fence that waits for all that was pushed, a microsecond. Gives the first
@@ -30,6 +38,7 @@ __device__ __noinline__ std::uint64_t take_turn(const Launched& launch) {
   disturb();
   if (threadIdx.x == 0) {
     Counters* const counters = launch.counters;
+    const std::uint32_t is_lost = load_relaxed(abort_word(launch.inbox[launch.rank]));
     // The launch may be a graph's, replayed: its number stands in memory. Acquire: it is read
     // before `arrived` grows. So when the last block has come here, nobody will read the old
     // number any more.
@@ -49,6 +58,10 @@ __device__ __noinline__ std::uint64_t take_turn(const Launched& launch) {
       const std::uint32_t last = first + static_cast<std::uint32_t>(passes_of(launch, 0)) - 1;
       counters->runs = std::uint64_t{next_known} << 32 | last;
     }
+    // Behind one that gave up, nobody knows what the peers are done with.
+    has_given_up() = is_lost != 0;
+    if (is_lost != 0)
+      store_release(&launch.doorbell->abort, 1);  // what this one leaves is no result
   }
   __syncthreads();
   const auto peer = static_cast<int>(threadIdx.x);
@@ -70,14 +83,6 @@ __device__ inline bool is_enough(std::uint32_t completed, std::uint32_t run) {
   return completed - (run - kWindows) <= kMostAhead;
 }
 
-/// Whether a thread of the block has given up a wait. Then what comes out of it is no result, and
-/// no peer may take it for one: nothing is signalled any more, nor stored to peers' memory.
-/// Known behind the wait's own barrier.
-__device__ inline volatile int& has_given_up() {
-  __shared__ volatile int word;
-  return word;
-}
-
 /// Of one launch, as each thread sees it. What a block works on is its runs, from first_run_.
 template <class Launched>
 class Turn {
@@ -86,6 +91,7 @@ class Turn {
 
   __device__ void begin() {
     if (launch_.has_met) {
+      if (threadIdx.x == 0) has_given_up() = 0;  // to be known, it takes a barrier
       first_run_ = launch_.first_run;
       known_run_ = first_run_ - 1;
     } else {
@@ -93,12 +99,6 @@ class Turn {
       first_run_ = static_cast<std::uint32_t>(runs);
       known_run_ = static_cast<std::uint32_t>(runs >> 32);
     }
-  }
-
-  /// By one thread, before the first wait and with a barrier behind it. A stream-ordered launch may
-  /// come behind one that gave up: then it does not know what the peers are done with.
-  __device__ void begin_waiting() const {
-    has_given_up() = !launch_.has_met && load_relaxed(abort_word(launch_.inbox[launch_.rank])) != 0;
   }
 
   /// True: the wait is over.
