@@ -17,7 +17,6 @@ class Flat : private Turn<FlatLaunch> {
 
   __device__ void run() {
     begin();
-    if (!launch_.has_met && has_given_up() != 0) return;
 #pragma unroll 1
     do {
       serve();
@@ -38,7 +37,7 @@ class Flat : private Turn<FlatLaunch> {
       in_inbox_ = window * static_cast<std::uint32_t>(kPacketWindowBytes) + unit * (2 * kUnitBytes);
       first_ = blockIdx.x * launch_.slice + unit * kElements;
       const uint4 own = load(launch_.own, launch_.own_length);
-      push(own);
+      if (launch_.has_met || has_given_up() == 0) push(own);
       fold(own);
     }
   }
