@@ -284,10 +284,6 @@ int main(int argc, char** argv) {
   CHECK(API(trib_comm_create)(&comm, rank, size, exchange, nullptr) == TRIB_SUCCESS, "%s",
         last_error().c_str());
   CHECK(API(trib_comm_rank)(comm) == rank && API(trib_comm_size)(comm) == size, "");
-  const auto passed = [](const char* what) {
-    if (rank == 0) std::printf("%s\n", what);
-    std::fflush(stdout);
-  };
   all_collectives(comm);
   passed("every collective, in place and not");
   copies(comm);

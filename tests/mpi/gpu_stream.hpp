@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <vector>
 
 #include "check.hpp"
@@ -70,4 +71,10 @@ inline void expect(const Buffer& out, std::size_t begin, std::size_t count, int 
   for (std::size_t i = 0; i < count; ++i)
     CHECK(found[i] == sum(begin + i, round), "%s: element %zu of %zu is %g, not %g", what, i, count,
           static_cast<double>(found[i]), static_cast<double>(sum(begin + i, round)));
+}
+
+/// A part of the test is over on this rank.
+inline void passed(const char* what) {
+  if (rank == 0) std::printf("%s\n", what);
+  std::fflush(stdout);
 }

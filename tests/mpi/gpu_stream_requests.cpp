@@ -337,10 +337,6 @@ int main(int argc, char** argv) {
   skip_without_gpu_each();
   trib_comm* comm = nullptr;
   OK(API(trib_comm_create)(&comm, rank, size, exchange, nullptr));
-  const auto passed = [](const char* what) {
-    if (rank == 0) std::printf("%s\n", what);
-    std::fflush(stdout);
-  };
   reductions(comm);
   passed("every reduction, in place and not");
   copies(comm);
