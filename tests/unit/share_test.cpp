@@ -8,6 +8,7 @@
 #include <map>
 
 #include "algorithm/registry.hpp"
+#include "backend/cuda/inboxes.hpp"
 #include "schedule/verify.hpp"
 
 namespace trib {
@@ -170,6 +171,33 @@ TEST(Share, NoSlotIsReadByALaterStageOfItsOwner) {
       }
     }
   });
+}
+
+/// Kernels run on leaders only: whatever one waits for comes from the kernel of another device.
+TEST(Share, KernelsWaitForKernels) {
+  int waits = 0, followers = 0;
+  for_each_shape(5, 3, [&](const Algorithm& algorithm, const Shape& shape) {
+    const VerifiedCall call = shared_call(algorithm, shape, 1);
+    const cuda::Inboxes inboxes(call.schedules, shape.device_of);
+    EXPECT_LE(inboxes.most(), inboxes.flags());
+    const auto ranks = ranks_of(shape.device_of);
+    for (const auto& siblings : ranks) {
+      const int leader = siblings.front();
+      for (const Step& step : call.schedules[static_cast<std::size_t>(leader)].steps) {
+        if (step.verb != Verb::wait) continue;
+        const int peer = step.peers.front();
+        const Slot& slot =
+            call.schedules[static_cast<std::size_t>(peer)]
+                .slots[static_cast<std::size_t>(peer)][static_cast<std::size_t>(step.slot)];
+        const bool is_flagged = inboxes.unit(leader, peer, step.slot, slot.chunk) >= 0;
+        const bool is_sibling = std::count(siblings.begin(), siblings.end(), peer) > 0;
+        EXPECT_FALSE(is_flagged && is_sibling) << text(algorithm, shape);
+        ++(is_flagged ? waits : followers);
+      }
+    }
+  });
+  EXPECT_GT(waits, 1000);
+  EXPECT_GT(followers, 1000);
 }
 
 TEST(Share, OutOfReach) {

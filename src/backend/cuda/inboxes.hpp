@@ -14,10 +14,16 @@ namespace trib::cuda {
 
 /// Where the slots' chunks arrive: reader, writer, slot, chunk -> unit of the reader's inbox. A
 /// slot without payload has a number behind those of all units, as if it were one: its flag's.
+/// Between ranks that share a device it has none: their hosts meet, and one kernel serves them.
 /// Derived from all ranks' schedules, and so the same on all ranks.
 class Inboxes {
  public:
-  explicit Inboxes(const std::vector<Schedule>& all) {
+  /// `device_of`: of each rank. Empty: each has its own.
+  explicit Inboxes(const std::vector<Schedule>& all, const Level& device_of = {}) {
+    const auto is_shared = [&](int a, int b) {
+      return !device_of.empty() &&
+             device_of[static_cast<std::size_t>(a)] == device_of[static_cast<std::size_t>(b)];
+    };
     for (int reader = 0; reader < static_cast<int>(all.size()); ++reader) {
       int units = 0;
       for (const Step& step : all[static_cast<std::size_t>(reader)].steps)
@@ -36,7 +42,7 @@ class Inboxes {
         const Slot& slot =
             all[static_cast<std::size_t>(writer)]
                 .slots[static_cast<std::size_t>(writer)][static_cast<std::size_t>(step.slot)];
-        if (slot.span == 0 &&
+        if (slot.span == 0 && !is_shared(reader, writer) &&
             units_.try_emplace({reader, writer, step.slot, slot.chunk}, flags).second)
           ++flags;
       }

@@ -67,7 +67,7 @@ void Program::translate(const std::vector<Schedule>& all) {
   const int rank = rank_, size = channel_.size_;
   const auto device = [&](int of) { return static_cast<std::uint8_t>(channel_.device_of(of)); };
   const Schedule& schedule = all[static_cast<std::size_t>(rank)];
-  const Inboxes inboxes(all);
+  const Inboxes inboxes(all, channel_.device_of());
   units_ = inboxes.most();
   if (inboxes.flags() > kMaxUnits) is_packet_possible_ = is_simple_possible_ = false;
   is_delivered_ = schedule.is_delivered;
