@@ -61,6 +61,7 @@ const StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
   key.place = Key::Place::device;
   key.is_exact = is_exact(call.dtype);
   key.is_widened = is_widened(call.dtype);
+  key.is_enqueued = true;
   const Choice choice = select(key, config_, &findings_);
   Loaded& loaded = programs_[{call.collective, choice.algorithm, call.root}];
   if (!loaded.program) {

@@ -115,7 +115,8 @@ struct DeviceRow {
   std::size_t slice;  // bytes of a chunk per pass, at least
   Engine engine = Engine::kernel;
   Reach reach =
-      Reach::scratch;  // others: for buffers that are mapped; the rows behind for the rest
+      Reach::scratch;        // others: for buffers that are mapped; the rows behind for the rest
+  bool is_enqueued = false;  // for calls on a caller's stream only
 };
 
 /// Kernels that work on mapped buffers: a block takes so many bytes of a chunk, at least. And they
@@ -123,9 +124,10 @@ struct DeviceRow {
 constexpr std::size_t kMappedSlice = 2 * KiB;
 constexpr std::size_t kMostMapped = 2048 * MiB;
 
-// GPUs, one rank each; a single one is shared by all. All of these fold in rank order, and so does
-// what stands in for them. Measured on 2026-11-22 with `trib bench COLLECTIVE --memory cuda`, in
-// blocking calls, on streams and in graphs: 2 and 4 H200. docs/results.md has the figures.
+// GPUs, one rank each; a single one is shared by all. All of these fold in rank order but `chain`,
+// and what stands in for them folds as they do. Measured on 2026-11-22 with `trib bench COLLECTIVE
+// --memory cuda`, in blocking calls, on streams and in graphs: 2 and 4 H200. docs/results.md has
+// the figures.
 // clang-format off
 constexpr DeviceRow kDevice[] = {
     {1,    32 * KiB,   "one_shot", true,  32,  1 * KiB},
@@ -152,19 +154,21 @@ constexpr DeviceRow kDevice[] = {
 constexpr DeviceRow kDeviceReduce[] = {
     {1,    64 * KiB,   "one_shot", true,  32,  1 * KiB},
     {1,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
+    {1,    kAll,       "two_shot", false, 132, 16 * KiB},
     {2,    256 * KiB,  "one_shot", true,  132, 512},
     {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
-    {kAny, 64 * KiB,   "one_shot", true,  132, 512},
-    {kAny, 16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
-    {4,    512 * KiB,  "one_shot", false, 132, 8 * KiB},
-    {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
-    {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
-    {1,    kAll,       "two_shot", false, 132, 16 * KiB},
     {2,    16 * MiB,   "one_shot", false, 132, 64 * KiB},
     {2,    64 * MiB,   "one_shot", false, 132, 128 * KiB},
     {2,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
     {2,    kAll,       "one_shot", false, 132, 128 * KiB},
+    {kAny, 64 * KiB,   "one_shot", true,  132, 512},
+    {kAny, 16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
+    {4,    512 * KiB,  "one_shot", false, 132, 8 * KiB},
+    {4,    8 * MiB,    "chain",    false, 132, 16 * KiB, Engine::kernel, Reach::scratch, true},
+    {4,    kAll,       "chain",    false, 132, 32 * KiB, Engine::kernel, Reach::scratch, true},
+    {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
+    {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
     {kAny, 16 * MiB,   "two_shot", false, 132, 8 * KiB},
     {4,    kAll,       "chain",    false, 132, 32 * KiB},
     {kAny, 32 * MiB,   "two_shot", false, 132, 16 * KiB},
@@ -233,8 +237,15 @@ bool may_map(const Key& key, const Config& config) {
          (config.engine == Config::Engine::automatic || config.engine == Config::Engine::kernel);
 }
 
-/// The table's row, of those that `can_copy` and `can_map` permit.
-Choice device_choice(const Key& key, bool can_copy, bool can_map) {
+/// Whether rows may fold in another order than that of the ranks. What stands in for a device has
+/// to know. Types that are folded in a wider one are rounded once: not on their way.
+bool may_chain(const Key& key, const Config& config) {
+  return !key.is_widened && !key.shares_devices && config.map != Config::Map::always &&
+         freedom_of(key, config) != Config::Determinism::order;
+}
+
+/// The table's row, of those that `config`, `can_copy` and `can_map` permit.
+Choice device_choice(const Key& key, const Config& config, bool can_copy, bool can_map) {
   std::span<const DeviceRow> rows = kDevice;
   if (is_scatter(key.collective)) rows = kDeviceScatter;
   if (key.collective == Collective::allgather) rows = kDeviceAllgather;
@@ -242,9 +253,10 @@ Choice device_choice(const Key& key, bool can_copy, bool can_map) {
   if (key.collective == Collective::reduce) rows = kDeviceReduce;
   for (const DeviceRow& row : rows)
     if (key.size <= row.ranks && key.bytes <= row.bytes &&
-        (row.reach == Reach::scratch || can_map) &&
+        (row.reach == Reach::scratch || can_map) && (key.is_enqueued || !row.is_enqueued) &&
         (row.engine == Engine::kernel || (can_copy && is_reduction(key.collective))) &&
-        association_of(*find_algorithm(row.algorithm), key) == Association::rank_order)
+        (association_of(*find_algorithm(row.algorithm), key) == Association::rank_order ||
+         may_chain(key, config)))
       return {find_algorithm(row.algorithm),
               row.reach,
               row.slice,
@@ -287,13 +299,17 @@ Choice default_choice(const Key& key, const Config& config) {
     const bool can_map = may_map(key, config);
     if (can_map && config.map == Config::Map::always)
       return {find_algorithm("two_shot"), Reach::map, kMappedSlice, Engine::kernel, false, 132};
-    const Choice choice = device_choice(key,
-                                        key.can_copy && config.engine != Config::Engine::kernel &&
-                                            config.protocol == Config::Protocol::automatic,
-                                        can_map && config.map == Config::Map::automatic);
-    return choice;
+    return device_choice(key, config,
+                         key.can_copy && config.engine != Config::Engine::kernel &&
+                             config.protocol == Config::Protocol::automatic,
+                         can_map && config.map == Config::Map::automatic);
   }
   if (key.shares_devices) return {find_algorithm("gpu_two_shot"), Reach::scratch, kLong};
+  if (key.place == Key::Place::staged) {
+    const Choice replaced = device_choice(key, config, false, false);
+    if (association_of(*replaced.algorithm, key) == Association::chain)
+      return {replaced.algorithm, Reach::scratch, kLong};
+  }
   return host_choice(
       key, config.determinism == Config::Determinism::order || key.place != Key::Place::host);
 }
@@ -373,7 +389,7 @@ bool is_widened(Dtype dtype) {
 
 Association association_of(const Algorithm& algorithm, const Key& key) {
   if (algorithm.association == Association::chain &&
-      (!key.is_widened || key.collective != Collective::reduce || key.size < 3))
+      (key.collective != Collective::reduce || key.size < 3))
     return Association::rank_order;
   return algorithm.association;
 }
@@ -381,7 +397,9 @@ Association association_of(const Algorithm& algorithm, const Key& key) {
 Config::Determinism freedom_of(const Key& key, const Config& config) {
   if (key.is_exact) return Config::Determinism::any;
   // What stands in for a device gives the device's bits.
-  return key.place == Key::Place::staged ? Config::Determinism::order : config.determinism;
+  if (key.place == Key::Place::staged && config.determinism == Config::Determinism::any)
+    return Config::Determinism::run;
+  return config.determinism;
 }
 
 bool is_permitted(const Choice& choice, const Key& key, const Config& config) {

@@ -339,7 +339,8 @@ void Program::find_exchange(int batches) {
   found.is_pipeline = is_simple && is_safe && signals <= kMaxRanks && waits <= kMaxRanks;
   // One that pushes, or adds to what one other pushes.
   found.is_relay = is_simple && found.targets.size() + found.outs.size() <= 1 &&
-                   found.sources.size() == 2 * found.outs.size() && waits <= 1;
+                   found.sources.size() == 2 * found.outs.size() && waits == 0 &&
+                   bare_signals_.empty();
   exchange_ = std::move(found);
 }
 

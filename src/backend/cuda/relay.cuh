@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Device code: a PipelineLaunch (launch.hpp) in which nobody reads what more than one rank pushes:
-// a vector that travels from rank to rank, each of which adds to it, pass after pass.
+// Device code: a PipelineLaunch (launch.hpp) in which a vector travels from rank to rank, each of
+// which adds to it, pass after pass. Nobody hears from those that come behind it, but for credits.
 //
 // Memory order: that of flags (block.cuh). What a rank has read it gives back by credits, to the
 // one that pushed it: a barrier behind the loads, then a fence and the credit, as for a flag.
@@ -10,40 +10,19 @@
 
 namespace trib::cuda {
 
-/// A block has one duty, or two: to hand on, which is to push what is its own or to add that to
-/// what comes in; and, at a root where the vector sets out as well, to fetch the results. That may
-/// have to wait for as many passes as there are ranks, so it has threads of its own.
 template <class T, class A, class Operator>
 class Relay : private Passes<T> {
  public:
-  __device__ explicit Relay(const PipelineLaunch& launch)
-      : Passes<T>(launch),
-        groups_(launch.results > 0 ? 2 : 1),
-        width_(static_cast<int>(blockDim.x) / groups_),
-        group_(static_cast<int>(threadIdx.x) / width_),
-        thread_(static_cast<int>(threadIdx.x) % width_) {}
+  __device__ explicit Relay(const PipelineLaunch& launch) : Passes<T>(launch) {}
 
   __device__ void run() {
     this->begin();
-    const int passes = passes_of(launch_, blockIdx.x);
-    if (group_ == 1) {
+    const int passes =
+        launch_.targets > 0 || launch_.sources > 0 ? passes_of(launch_, blockIdx.x) : 0;
 #pragma unroll 1
-      for (int pass = 0; pass < passes; ++pass) {
-        this->enter(pass);
-        fetch();
-      }
-    } else if (launch_.targets > 0 || launch_.sources > 0) {
-#pragma unroll 1
-      for (int pass = 0; pass < passes; ++pass) {
-        this->enter(pass);
-        hand_on();
-      }
-    }
-    // What is stored here directly: who does it goes through its passes in order, so the word of
-    // the last one tells of all.
-    if (launch_.results == 0 && launch_.result_waits > 0 && passes > 0) {
-      this->enter(passes - 1);
-      if (thread_ == 0) this->await(launch_.result_wait[0]);
+    for (int pass = 0; pass < passes; ++pass) {
+      this->enter(pass);
+      hand_on();
     }
     this->end();
   }
@@ -51,17 +30,23 @@ class Relay : private Passes<T> {
  private:
   static constexpr int kDeep = 4;  // units that a thread has under way at once
 
-  /// Of the group's threads.
-  __device__ void barrier() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(group_ + 1), "r"(width_) : "memory");
-  }
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int width() { return static_cast<int>(blockDim.x); }
 
-  /// Until the reader is done with what the window holds.
+  /// Until the reader is done with what the window holds. Its block says so run by run; and if that
+  /// run was another kernel's, which does not, its launch behind that does. So a rank may be ahead
+  /// of its reader by as much as the windows hold, whatever launch that belongs to.
   __device__ void await_credit(int reader) {
-    if (!is_enough(known_run_, run_))
-      this->wait_for_credit(reader, pass_ < kWindows ? kMaxBlocks : blockIdx.x);
+    if (is_enough(known_run_, run_)) return;
+    const std::uint32_t* const of_block = credit(launch_, launch_.rank, reader, blockIdx.x);
+    const std::uint32_t* const of_launches = credit(launch_, launch_.rank, reader, kMaxBlocks);
+    Patience patience;
+    // The block's may be of long ago, and its reader is never ahead: so no number but these counts.
+    while (load_acquire(of_block) - (run_ - kWindows) >= kWindows &&
+           !is_enough(load_acquire(of_launches), run_))
+      if (this->gives_up(patience, reader)) break;
   }
-  /// Behind the group's barrier, and by one thread, which has made a fence.
+  /// Behind a barrier, and by one thread, which has made a fence.
   __device__ void set(const Flag& flag) const { store_relaxed(this->word_of(flag, run_), run_); }
   __device__ void give_back(const Flag& from) const {
     store_relaxed(credit(launch_, static_cast<int>(from.rank), launch_.rank, blockIdx.x), run_);
@@ -75,7 +60,7 @@ class Relay : private Passes<T> {
     const bool is_own_first = launch_.source[0] == nullptr;  // in the order of the fold
     const PipelineLaunch::Move& target = launch_.target[0];
     const PipelineLaunch::Out& out = launch_.out[0];
-    const bool is_pushed = is_first || out.is_inbox;
+    const bool is_pushed = is_first || out.is_inbox;  // to a peer
     const std::byte* const own = (is_first ? target.from : launch_.own) + this->in_chunk();
     const std::byte* const came = launch_.source[is_own_first ? 1 : 0] + this->in_inbox();
     std::byte* const to = is_first       ? target.to + this->in_inbox()
@@ -87,15 +72,14 @@ class Relay : private Passes<T> {
 
     // This rank's own comes from memory while the other's is on its way.
     uint4 mine[kDeep];
-    load(mine, own, thread_, units);
-    if (thread_ == 0 && !is_first) this->await(launch_.push_wait[0]);
-    if (thread_ == kWarp && is_pushed) await_credit(static_cast<int>(told.rank));
-    barrier();
-    // The other group may give up at any time: threads need not agree, but all come to the barrier.
+    load(mine, own, thread(), units);
+    if (thread() == 0 && !is_first) this->await(launch_.push_wait[0]);
+    if (thread() == kWarp && is_pushed) await_credit(static_cast<int>(told.rank));
+    __syncthreads();
     if (has_given_up() != 0) units = elements = 0;
 #pragma unroll 1
-    for (int first = thread_; first < units; first += kDeep * width_) {
-      if (first != thread_) load(mine, own, first, units);
+    for (int first = thread(); first < units; first += kDeep * width()) {
+      if (first != thread()) load(mine, own, first, units);
       if (!is_first) {
         uint4 others[kDeep];
         load(others, came, first, units);
@@ -105,12 +89,12 @@ class Relay : private Passes<T> {
       }
 #pragma unroll
       for (int d = 0; d < kDeep; ++d)
-        if (const int unit = first + d * width_; unit < units)
+        if (const int unit = first + d * width(); unit < units)
           store_vector(to + unit * kUnitBytes, mine[d]);
     }
     if (units * kElements < elements) {
 #pragma unroll 1
-      for (int unit = units + thread_; unit * kElements < elements; unit += width_) {
+      for (int unit = units + thread(); unit * kElements < elements; unit += width()) {
         const int left = min(elements - unit * kElements, kElements);
         uint4 value = load_elements<T>(own + unit * kUnitBytes, left);
         if (!is_first) {
@@ -120,31 +104,18 @@ class Relay : private Passes<T> {
         store_elements<T>(to + unit * kUnitBytes, value, left);
       }
     }
-    barrier();
-    if (thread_ != 0 || has_given_up() != 0) return;
+    __syncthreads();
+    if (thread() != 0 || has_given_up() != 0) return;
     disturb();
     fence();
-    if (is_first || launch_.result_signals > 0) set(told);
+    if (is_pushed) set(told);
     if (!is_first) give_back(launch_.push_wait[0]);
-  }
-
-  __device__ void fetch() {
-    disturb();
-    const PipelineLaunch::Move& result = launch_.result[0];
-    if (thread_ == 0) this->await(launch_.result_wait[0]);
-    barrier();
-    this->template copy<kDeep>(result.to + this->in_chunk(), result.from + this->in_inbox(),
-                               this->elements_of(result.length), thread_, width_);
-    barrier();
-    if (thread_ != 0) return;
-    fence();
-    give_back(launch_.result_wait[0]);
   }
 
   __device__ void load(uint4 (&value)[kDeep], const std::byte* from, int first, int units) const {
 #pragma unroll
     for (int d = 0; d < kDeep; ++d)
-      if (const int unit = first + d * width_; unit < units)
+      if (const int unit = first + d * width(); unit < units)
         value[d] = load_vector(from + unit * kUnitBytes);
   }
   __device__ static uint4 folded(uint4 before, uint4 value) {
@@ -154,7 +125,6 @@ class Relay : private Passes<T> {
     return lane.get();
   }
 
-  const int groups_, width_, group_, thread_;
   using Passes<T>::kElements;
   using Passes<T>::launch_, Passes<T>::first_run_, Passes<T>::run_, Passes<T>::known_run_;
   using Passes<T>::pass_;
