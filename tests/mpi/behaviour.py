@@ -201,6 +201,7 @@ def gpu_killed(context: Context) -> None:
         for ranks in (2, 4, 5)
         for count in ("10", "3000000", "3000000", "3000000")
     ]
+    cases += [(ranks, "8000000 inside reduce") for ranks in (2, 3, 4)]
     for ranks, arguments in cases:
         # The launcher watches the shell, or else it would kill the other ranks as well.
         script = (

@@ -48,6 +48,52 @@ TEST(Select, OrderHoldsForScattersToo) {
     EXPECT_EQ(select(key, ordered).algorithm->association, Association::rank_order) << key.bytes;
 }
 
+/// A long Reduce over GPUs is no fold in rank order, and what stands in for them is none, either.
+TEST(Select, StandInsFoldLikeDevices) {
+  int chains = 0;
+  for (int collective = 0; collective < kCollectives; ++collective)
+    for (int size = 2; size <= 9; ++size)
+      for (std::size_t bytes = 8; bytes < (std::size_t{1} << 32); bytes *= 2)
+        for (const bool is_widened : {false, true})
+          for (const auto determinism : {Config::Determinism::run, Config::Determinism::order}) {
+            Config config;
+            config.determinism = determinism;
+            Key key;
+            key.collective = static_cast<Collective>(collective);
+            key.size = size;
+            key.bytes = bytes;
+            key.is_widened = is_widened;
+            key.place = Key::Place::staged;
+            const Association stand_in = association_of(*select(key, config).algorithm, key);
+            key.place = Key::Place::device;
+            for (const bool can_copy : {false, true})
+              for (const bool can_map : {false, true}) {
+                key.can_copy = can_copy;
+                key.can_map = can_map;
+                EXPECT_EQ(association_of(*select(key, config).algorithm, key), stand_in)
+                    << name(key.collective) << " " << size << " " << bytes;
+              }
+            if (stand_in == Association::rank_order) continue;
+            EXPECT_EQ(stand_in, Association::chain);
+            EXPECT_TRUE(!is_widened && determinism == Config::Determinism::run);
+            ++chains;
+          }
+  EXPECT_GT(chains, 0);
+}
+
+TEST(Select, CallsOnStreamsFlowIntoEachOther) {
+  Key key;
+  key.collective = Collective::reduce;
+  key.size = 4;
+  key.bytes = 2u << 20;
+  key.place = Key::Place::device;
+  EXPECT_EQ(select(key, Config{}).algorithm->name, "two_shot");
+  key.is_enqueued = true;
+  EXPECT_EQ(select(key, Config{}).algorithm->name, "chain");
+  key.is_widened = true;
+  EXPECT_EQ(select(key, Config{}).algorithm->name, "two_shot");
+}
+
 TEST(Select, AnAlgorithmIsUsedWhereItServes) {
   for (int collective = 0; collective < kAllCollectives; ++collective)
     for (const Algorithm& named : algorithms())
@@ -147,7 +193,7 @@ TEST(Select, MappedBuffersWhereTheyCanBeHad) {
           EXPECT_EQ(is_mapped(config), can && !is_scatter(key.collective))
               << name(key.collective) << ", " << size;
         }
-        if (bytes <= 16 * KiB || bytes >= 64 * MiB) {
+        if (bytes <= 16 * KiB || bytes > 64 * MiB) {
           EXPECT_FALSE(is_mapped(config));
         }
         if (!is_mapped(config)) {

@@ -82,6 +82,15 @@ struct Packets {
   }
 };
 
+/// A barrier of `threads` threads of the block: whole warps. Zero is that of __syncthreads().
+__device__ inline void synchronise(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+/// The same for one that does not wait: what it did comes before what those do that wait there.
+__device__ inline void arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 __device__ inline std::uint64_t nanoseconds() {
   std::uint64_t value;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));

@@ -88,9 +88,7 @@ class Block
   static constexpr int kDeep = protocol == Protocol::packet ? 1 : 2;
 
   /// Of the stage's threads.
-  __device__ void barrier() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(stage_ + 1), "r"(width_) : "memory");
-  }
+  __device__ void barrier() const { synchronise(stage_ + 1, width_); }
 
   __device__ void enter(int pass) {
     pass_ = pass;
