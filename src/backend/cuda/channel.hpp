@@ -122,7 +122,7 @@ class Channel final : public trib::DeviceChannel {
   CUstream resident_stream_ = nullptr;
   // Stream-ordered launches run one after the other, on whatever streams they are enqueued.
   CUevent last_ = nullptr;
-  Stream last_stream_ = nullptr;
+  unsigned long long last_stream_ = 0;  // its id: handles are used again
   bool is_enqueued_ = false;
   bool is_captured_ = false;  // graphs may run launches that the host does not see
   std::uint32_t last_run_ = 0;

@@ -62,6 +62,7 @@ namespace trib::cuda {
   X(cuStreamCreate)              \
   X(cuStreamCreateWithPriority)  \
   X(cuStreamDestroy)             \
+  X(cuStreamGetId)               \
   X(cuStreamIsCapturing)         \
   X(cuStreamQuery)               \
   X(cuStreamSynchronize)         \

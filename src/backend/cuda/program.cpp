@@ -597,13 +597,18 @@ void Program::start(const Arguments& arguments) {
   }
   CUstream stream = channel_.stream_;
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  unsigned long long stream_id = 0;
   if (arguments.is_enqueued) {
     stream = static_cast<CUstream>(arguments.stream);
     check(channel_.driver_.cuStreamIsCapturing_(stream, &capture), "cannot look at the stream");
-    if (channel_.is_enqueued_ && arguments.stream != channel_.last_stream_ &&
-        capture == CU_STREAM_CAPTURE_STATUS_NONE)
-      check(channel_.driver_.cuStreamWaitEvent_(stream, channel_.last_, 0), "cannot order streams");
-    if (capture != CU_STREAM_CAPTURE_STATUS_NONE) channel_.is_captured_ = true;
+    if (capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+      channel_.is_captured_ = true;
+    } else {
+      check(channel_.driver_.cuStreamGetId_(stream, &stream_id), "cannot look at the stream");
+      if (channel_.is_enqueued_ && stream_id != channel_.last_stream_)
+        check(channel_.driver_.cuStreamWaitEvent_(stream, channel_.last_, 0),
+              "cannot order streams");
+    }
   }
   launch.is_counted = channel_.is_captured_;
   if (arguments.is_enqueued) {
@@ -639,7 +644,7 @@ void Program::start(const Arguments& arguments) {
           "cannot copy the result");
   if (arguments.is_enqueued && capture == CU_STREAM_CAPTURE_STATUS_NONE) {
     check(channel_.driver_.cuEventRecord_(channel_.last_, stream), "cannot record an event");
-    channel_.last_stream_ = arguments.stream;
+    channel_.last_stream_ = stream_id;
     channel_.is_enqueued_ = true;
   }
   if (launch.linger > 0) channel_.resident_ = {this, launch.number, arguments.in, arguments.out};
