@@ -158,7 +158,7 @@ constexpr DeviceRow kDeviceReduce[] = {
     {1,    kAll,       "two_shot", false, 132, 16 * KiB},
     {2,    256 * KiB,  "one_shot", true,  132, 512},
     {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
-    {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
+    {2,    4096 * KiB, "one_shot", false, 132, 28 * KiB},
     {2,    16 * MiB,   "one_shot", false, 132, 64 * KiB},
     {2,    64 * MiB,   "one_shot", false, 132, 128 * KiB},
     {2,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
