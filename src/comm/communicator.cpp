@@ -324,7 +324,10 @@ Route Communicator::meet(Card& card, const Request& request, const Plan& plan) {
 /// The first call for such an engine; all ranks have met.
 bool Communicator::reserve(Engine engine, Plan& plan) {
   std::string why;
-  if (devices_.channel->reserve(engine, why)) return true;
+  if (devices_.channel->reserve(engine, why)) {
+    plans_->forget(plan);  // slices may be longer now
+    return true;
+  }
   if (group_.rank == 0 && !why.empty())
     log_once(Config::Log::warn,
              engine == Engine::copy

@@ -139,6 +139,8 @@ int main(int argc, char** argv) {
   rank = world_rank();
   size = world_size();
   skip_without_gpu();
+  // Ranks that share a GPU do without such engines.
+  if (argc > 3 && std::string(argv[3]) == "each") skip_without_gpu_each();
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   const bool is_long = argc > 1 && std::string(argv[1]) == "long";
   bits();

@@ -211,7 +211,7 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
       ++before;
     device_of.push_back(before == rank ? devices++ : device_of[static_cast<std::size_t>(before)]);
   }
-  channel->large_inbox_bytes_ = large_inbox_bytes(mine.memory);
+  channel->wanted_inbox_bytes_ = large_inbox_bytes(mine.memory);
   if (devices > kMaxRanks) {
     why = "more than " + std::to_string(kMaxRanks) + " GPUs";
     return nullptr;
@@ -312,8 +312,12 @@ std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all, E
 bool Channel::reserve(Engine engine, std::string& why) {
   // The GPUs cannot map each other's memory, or one has several ranks.
   if (segment_ || sharing_) return false;
-  if (!copy_engine_)
-    copy_engine_ = CopyEngine::open(bootstrap_, segment_mode_, context_, large_inbox_bytes_, why);
+  // A GPU that is nearly full may have room for shorter slices.
+  for (const std::size_t bytes : {wanted_inbox_bytes_, kLeastLargeInbox}) {
+    if (copy_engine_) break;
+    copy_engine_ = CopyEngine::open(bootstrap_, segment_mode_, context_, bytes, why);
+    if (copy_engine_) large_inbox_bytes_ = bytes;
+  }
   if (copy_engine_ == nullptr) return false;
   return engine == Engine::copy || copy_engine_->reserve_gemv(bootstrap_, cublas_, why);
 }

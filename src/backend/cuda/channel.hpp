@@ -131,7 +131,9 @@ class Channel final : public trib::DeviceChannel {
   const Config::Segment segment_mode_;
   const std::string cublas_;  // TRIB_CUBLAS
   std::unique_ptr<CopyEngine> copy_engine_;
-  std::size_t large_inbox_bytes_ = 0;  // of its inbox; equal on all ranks
+  std::size_t wanted_inbox_bytes_ = 0;  // of its inbox; equal on all ranks
+  /// What slices are cut for: more only once it is there.
+  std::size_t large_inbox_bytes_ = kLeastLargeInbox;
   std::unique_ptr<Sharing> sharing_;  // null: every rank has a GPU of its own
   std::unique_ptr<Exports> exports_;  // null: peers' buffers are not to be mapped, or cannot be
 };
