@@ -23,6 +23,7 @@ Schedule grouped_two_shot(const Shape& shape);
 Schedule gpu_two_shot(const Shape& shape);
 Schedule rootless(const Shape& shape);
 Schedule chain(const Shape& shape);
+Schedule ordered_chain(const Shape& shape);
 Schedule ring(const Shape& shape);
 Schedule recursive_doubling(const Shape& shape);
 Schedule rabenseifner(const Shape& shape);

@@ -50,10 +50,17 @@ constexpr Algorithm kAlgorithms[] = {
     {.name = "chain",
      .summary = "in a Reduce, each rank adds to what the one before it hands on",
      .source = "pipelined chains of MPI and GPU libraries",
-     .steps = "p",
+     .steps = "p-1",
      .bytes = "n; others as two_shot",
      .association = Association::chain,
      .schedule = chain},
+    {.name = "ordered_chain",
+     .summary = "chain from rank 0 on, whatever the root",
+     .source = "chain",
+     .steps = "p",
+     .bytes = "n; others as two_shot",
+     .association = Association::rounded,
+     .schedule = ordered_chain},
     {.name = "ring",
      .summary = "chunks travel around the ranks: reduce-scatter, then allgather",
      .source = "Patarasuk and Yuan, 2009",
@@ -101,8 +108,8 @@ constexpr Algorithm kAlgorithms[] = {
 }  // namespace
 
 std::string_view name(Association association) {
-  constexpr std::string_view names[] = {"rank_order", "groups", "devices", "chain", "ring",
-                                        "hypercube",  "tree2",  "tree4",   "tree8"};
+  constexpr std::string_view names[] = {"rank_order", "groups",    "devices", "chain", "rounded",
+                                        "ring",       "hypercube", "tree2",   "tree4", "tree8"};
   return names[static_cast<int>(association)];
 }
 

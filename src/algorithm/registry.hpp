@@ -17,13 +17,15 @@ enum class Association {
   rank_order,  ///< a left fold over ranks 0, 1, 2, ...
   groups,      ///< a left fold in groups of ranks, then one over the groups: see Groups
   devices,     ///< a left fold over the ranks of each device, then one over the devices
-  chain,      ///< a left fold over ranks root+1, root+2, ..., root; each sum is rounded to the type
-  ring,       ///< each chunk in ring order, starting behind its owner
-  hypercube,  ///< neighbours beyond a power of two first, then pairwise by distance 1, 2, 4, ...
-  tree2,      ///< by subtree of a binomial tree rooted at the root (rank 0 where there is none),
-              ///< or of several by level: see tree.cpp
-  tree4,      ///< the same of radix 4
-  tree8,      ///< the same of radix 8
+  chain,       ///< a left fold over ranks root+1, ..., root; each sum is rounded to the type
+  rounded,     ///< rank_order, but each sum is rounded to the type: the same where that is what
+               ///< sums are made in
+  ring,        ///< each chunk in ring order, starting behind its owner
+  hypercube,   ///< neighbours beyond a power of two first, then pairwise by distance 1, 2, 4, ...
+  tree2,       ///< by subtree of a binomial tree rooted at the root (rank 0 where there is none),
+               ///< or of several by level: see tree.cpp
+  tree4,       ///< the same of radix 4
+  tree8,       ///< the same of radix 8
 };
 std::string_view name(Association association);
 

@@ -878,7 +878,14 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
     declined_ = Decline::spans_nodes;
     return;
   }
-  select(Key{}, group_.config);  // a wrong TRIB_ALGORITHM shows here, on all ranks
+  // A wrong TRIB_ALGORITHM shows here, on all ranks, not when it is too late.
+  for (int collective = 0; collective < kCollectives; ++collective) {
+    Key key;
+    key.collective = static_cast<Collective>(collective);
+    key.size = group_.size;
+    key.is_widened = true;
+    select(key, group_.config);
+  }
   if (!std::all_of(all.begin(), all.end(),
                    [](const Introduction& other) { return other.is_ready; })) {
     declined_ = Decline::no_memory;

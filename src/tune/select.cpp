@@ -124,8 +124,9 @@ struct DeviceRow {
 constexpr std::size_t kMappedSlice = 2 * KiB;
 constexpr std::size_t kMostMapped = 2048 * MiB;
 
-// GPUs, one rank each; a single one is shared by all. All of these fold in rank order but `chain`,
-// and what stands in for them folds as they do. Measured on 2026-11-22 with `trib bench COLLECTIVE
+// GPUs, one rank each; a single one is shared by all. All of these fold in rank order, and so does
+// what stands in for them; but `chain` on streams, where nothing does. Measured on 2026-11-22 with
+// `trib bench COLLECTIVE
 // --memory cuda`, in blocking calls, on streams and in graphs: 2 and 4 H200. docs/results.md has
 // the figures.
 // clang-format off
@@ -171,8 +172,8 @@ constexpr DeviceRow kDeviceReduce[] = {
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
     {kAny, 16 * MiB,   "two_shot", false, 132, 8 * KiB},
-    {4,    32 * MiB,   "chain",    false, 132, 28 * KiB},
-    {4,    kAll,       "chain",    false, 132, 56 * KiB},
+    {4,    32 * MiB,   "ordered_chain", false, 132, 28 * KiB},
+    {4,    kAll,       "ordered_chain", false, 132, 56 * KiB},
     {kAny, 32 * MiB,   "two_shot", false, 132, 16 * KiB},
     {kAny, kAll,       "rootless", false, 132, 16 * KiB},
 };
@@ -239,10 +240,12 @@ bool may_map(const Key& key, const Config& config) {
          (config.engine == Config::Engine::automatic || config.engine == Config::Engine::kernel);
 }
 
-/// Whether rows may fold in another order than that of the ranks. What stands in for a device has
-/// to know. Types that are folded in a wider one are rounded once: not on their way.
-bool may_chain(const Key& key, const Config& config) {
-  return !key.is_widened && !key.shares_devices && config.map != Config::Map::always &&
+/// Whether the bits are those that calls in this place are to have.
+bool is_foldable(const Algorithm& algorithm, const Key& key, const Config& config) {
+  const Association association = association_of(algorithm, key);
+  if (association == Association::rank_order) return true;
+  // Types that are folded in a wider one are rounded once: not on their way.
+  return association == Association::chain && key.is_enqueued && !key.is_widened &&
          freedom_of(key, config) != Config::Determinism::order;
 }
 
@@ -257,8 +260,7 @@ Choice device_choice(const Key& key, const Config& config, bool can_copy, bool c
     if (key.size <= row.ranks && key.bytes <= row.bytes &&
         (row.reach == Reach::scratch || can_map) && (key.is_enqueued || !row.is_enqueued) &&
         (row.engine == Engine::kernel || (can_copy && is_reduction(key.collective))) &&
-        (association_of(*find_algorithm(row.algorithm), key) == Association::rank_order ||
-         may_chain(key, config)))
+        is_foldable(*find_algorithm(row.algorithm), key, config))
       return {find_algorithm(row.algorithm),
               row.reach,
               row.slice,
@@ -307,11 +309,6 @@ Choice default_choice(const Key& key, const Config& config) {
                          can_map && config.map == Config::Map::automatic);
   }
   if (key.shares_devices) return {find_algorithm("gpu_two_shot"), Reach::scratch, kLong};
-  if (key.place == Key::Place::staged) {
-    const Choice replaced = device_choice(key, config, false, false);
-    if (association_of(*replaced.algorithm, key) == Association::chain)
-      return {replaced.algorithm, Reach::scratch, kLong};
-  }
   return host_choice(
       key, config.determinism == Config::Determinism::order || key.place != Key::Place::host);
 }
@@ -390,8 +387,9 @@ bool is_widened(Dtype dtype) {
 }
 
 Association association_of(const Algorithm& algorithm, const Key& key) {
-  if (algorithm.association == Association::chain &&
-      (key.collective != Collective::reduce || key.size < 3))
+  const bool is_chained = key.collective == Collective::reduce && key.size > 2;
+  if (algorithm.association == Association::chain && !is_chained) return Association::rank_order;
+  if (algorithm.association == Association::rounded && !(is_chained && key.is_widened))
     return Association::rank_order;
   return algorithm.association;
 }
@@ -399,9 +397,7 @@ Association association_of(const Algorithm& algorithm, const Key& key) {
 Config::Determinism freedom_of(const Key& key, const Config& config) {
   if (key.is_exact) return Config::Determinism::any;
   // What stands in for a device gives the device's bits.
-  if (key.place == Key::Place::staged && config.determinism == Config::Determinism::any)
-    return Config::Determinism::run;
-  return config.determinism;
+  return key.place == Key::Place::staged ? Config::Determinism::order : config.determinism;
 }
 
 bool is_permitted(const Choice& choice, const Key& key, const Config& config) {

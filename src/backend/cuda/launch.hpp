@@ -195,7 +195,7 @@ struct PipelineLaunch : LaunchHead {
   std::uint8_t targets, sources, outs, results;
   std::uint8_t push_waits, result_signals, result_waits;
   bool is_aligned;       // this rank's chunk and all places of the result, in every pass
-  bool is_relay;         // one target or one result, of two sources
+  bool is_relay;         // one target, or one fold of two sources; one result at most
   std::uint32_t length;  // elements of the chunk that is folded
   const std::byte* own;  // this rank's
   /// From this rank's `in` to an inbox; from this rank's inbox to `out`.

@@ -337,10 +337,12 @@ void Program::find_exchange(int batches) {
   const std::size_t waits = found.results.size() + bare_waits_.size();
   const bool is_simple = is_simple_possible_ && !channel_.sharing_;
   found.is_pipeline = is_simple && is_safe && signals <= kMaxRanks && waits <= kMaxRanks;
-  // One that pushes, or adds to what one other pushes.
+  // One that pushes, or adds to what one other pushes, and takes what another one has added to.
   found.is_relay = is_simple && found.targets.size() + found.outs.size() <= 1 &&
-                   found.sources.size() == 2 * found.outs.size() && waits == 0 &&
-                   bare_signals_.empty();
+                   found.sources.size() == 2 * found.outs.size() && found.results.size() <= 1 &&
+                   bare_waits_.empty() && bare_signals_.empty();
+  for (const auto [from, to] : found.results)
+    found.is_relay = found.is_relay && (sources & bit(launch_.operand[from].rank)) == 0;
   exchange_ = std::move(found);
 }
 
@@ -407,8 +409,6 @@ void Program::fill_pipeline(std::size_t slice_bytes) {
   line.length = exchange.own >= 0 ? launch_.operand[exchange.own].length : 0;
   std::uintptr_t bits = launch_.passes > 1 ? slice_bytes : 0;
   bits |= reinterpret_cast<std::uintptr_t>(line.own);
-  if (exchange.is_relay && line.targets > 0)
-    bits |= reinterpret_cast<std::uintptr_t>(line.target[0].from);
   for (const int to : exchange.outs) {
     const bool is_inbox = launch_.operand[to].is_inbox;
     bits |= reinterpret_cast<std::uintptr_t>(place(to));
