@@ -1,67 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Device code: loads and stores that reach other GPUs and the host, and what a wait does besides.
+// Device code: units as they travel, what a wait does besides, and how a kernel tells that it is
+// done. Made of what instructions.cuh has.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/cuda/instructions.cuh"
 #include "backend/cuda/launch.hpp"
 
 namespace trib::cuda {
-
-__device__ inline void store_release(std::uint32_t* at, std::uint32_t value) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
-__device__ inline void store_release(std::uint64_t* at, std::uint64_t value) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
-__device__ inline void store_relaxed(std::uint32_t* at, std::uint32_t value) {
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
-/// With relaxed stores behind it, a release at system scope for several of them.
-__device__ inline void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-__device__ inline std::uint32_t load_acquire(const std::uint32_t* at) {
-  std::uint32_t value;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-  return value;
-}
-__device__ inline std::uint64_t load_acquire(const std::uint64_t* at) {
-  std::uint64_t value;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
-  return value;
-}
-__device__ inline std::uint32_t load_relaxed(const std::uint32_t* at) {
-  std::uint32_t value;
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-  return value;
-}
-__device__ inline uint4 load_vector(const void* at) {
-  uint4 value;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(at)
-               : "memory");
-  return value;
-}
-__device__ inline void store_vector(void* at, uint4 value) {
-  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(value.x), "r"(value.y),
-               "r"(value.z), "r"(value.w)
-               : "memory");
-}
-__device__ inline uint4 load_packet(const void* at) {
-  uint4 value;
-  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(at)
-               : "memory");
-  return value;
-}
-__device__ inline void store_packet(void* at, std::uint32_t low, std::uint32_t high,
-                                    std::uint32_t run) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(low), "r"(run),
-               "r"(high), "r"(run)
-               : "memory");
-}
 
 /// A unit as it travels in the packet protocol: twice as long.
 struct Packets {
@@ -81,21 +29,6 @@ struct Packets {
     store_packet(at + kUnitBytes, unit.z, unit.w, run);
   }
 };
-
-/// A barrier of `threads` threads of the block: whole warps. Zero is that of __syncthreads().
-__device__ inline void synchronise(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-/// The same for one that does not wait: what it did comes before what those do that wait there.
-__device__ inline void arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-__device__ inline std::uint64_t nanoseconds() {
-  std::uint64_t value;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
-  return value;
-}
 
 /// Before every wait and signal, if built with TRIB_DISTURB: sometimes lets others go ahead. For
 /// tests: orders that are rare otherwise must be right, too.

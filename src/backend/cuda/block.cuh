@@ -19,7 +19,7 @@
 namespace trib::cuda {
 
 /// Of each stage.
-__shared__ volatile int passes_done[kMaxStages];
+__shared__ Shared<volatile int> passes_done[kMaxStages];
 
 /// One block of threads at work, as one of them sees it. The code is short on purpose: a kernel's
 /// instructions are in no near cache when it starts, and 1 KiB of them takes about as long to fetch

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/cuda/instructions.cuh"
 #include "backend/cuda/launch.hpp"
 #include "base/types.hpp"
 
@@ -98,7 +99,7 @@ __device__ __noinline__ uint4 load_elements(const std::byte* at, int elements) {
   raw.vector = make_uint4(0, 0, 0, 0);
 #pragma unroll
   for (int i = 0; i < kElements; ++i)
-    if (i < elements) raw.element[i] = reinterpret_cast<const T*>(at)[i];
+    if (i < elements) raw.element[i] = load_element(reinterpret_cast<const T*>(at) + i);
   return raw.vector;
 }
 template <class T>
@@ -111,7 +112,7 @@ __device__ __noinline__ void store_elements(std::byte* at, uint4 vector, int ele
   raw.vector = vector;
 #pragma unroll
   for (int i = 0; i < kElements; ++i)
-    if (i < elements) reinterpret_cast<T*>(at)[i] = raw.element[i];
+    if (i < elements) store_element(reinterpret_cast<T*>(at) + i, raw.element[i]);
 }
 
 }  // namespace trib::cuda

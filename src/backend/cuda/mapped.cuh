@@ -74,7 +74,7 @@ class Mapped {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i)
         if (first + i < launch_.size)
-          value[i] = reinterpret_cast<const T*>(launch_.in[first + i])[index];
+          value[i] = load_element(reinterpret_cast<const T*>(launch_.in[first + i]) + index);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (first + i >= launch_.size) break;
@@ -86,7 +86,8 @@ class Mapped {
     }
     const T result = narrow<T>(folded);
 #pragma unroll 1
-    for (int i = 0; i < launch_.outs; ++i) reinterpret_cast<T*>(launch_.out[i])[index] = result;
+    for (int i = 0; i < launch_.outs; ++i)
+      store_element(reinterpret_cast<T*>(launch_.out[i]) + index, result);
   }
 
   /// Whether `of` is through with the launch, as `holder` knows it.
@@ -106,7 +107,7 @@ class Mapped {
     const std::uint64_t* const at = through(launch_.rank, peer);
     std::uint64_t deadline = 0;
     for (std::uint32_t polls = 1; load_acquire(at) != launch_.number; ++polls) {
-      if ((polls & 0x3ff) != 0) continue;
+      if (polls % kPollsPerLook != 0) continue;
       deadline = look_around(launch_.doorbell, launch_.inbox[launch_.rank], deadline,
                              launch_.time_limit, peer);
       if (deadline == 0) break;

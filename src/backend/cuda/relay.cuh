@@ -75,8 +75,8 @@ class Relay : private Passes<T> {
   __device__ bool tells() const { return duty_.told.address != 0; }
 
   /// Of the duty: passes whose data the telling warp knows to be stored.
-  __device__ volatile int& passes_told() const {
-    __shared__ volatile int words[2];
+  __device__ Shared<volatile int>& passes_told() const {
+    __shared__ Shared<volatile int> words[2];
     return words[group_];
   }
   // Barriers, of the threads that move and one warp.

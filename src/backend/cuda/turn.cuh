@@ -22,8 +22,8 @@ __device__ inline int passes_of(const LaunchHead& launch, unsigned block) {
 /// Whether a thread of the block has given up a wait, or an earlier launch on the stream has. Then
 /// what comes out of it is no result, and no peer may take it for one: nothing is signalled any
 /// more, nor stored to peers' memory. Known behind the wait's own barrier.
-__device__ inline volatile int& has_given_up() {
-  __shared__ volatile int word;
+__device__ inline Shared<volatile int>& has_given_up() {
+  __shared__ Shared<volatile int> word;
   return word;
 }
 
@@ -34,7 +34,7 @@ __device__ inline volatile int& has_given_up() {
 /// to fetch it.
 template <class Launched>
 __device__ __noinline__ std::uint64_t take_turn(const Launched& launch) {
-  __shared__ std::uint32_t first, known;
+  __shared__ Shared<std::uint32_t> first, known;
   disturb();
   if (threadIdx.x == 0) {
     Counters* const counters = launch.counters;
@@ -103,7 +103,7 @@ class Turn {
 
   /// True: the wait is over.
   __device__ bool gives_up(Patience& patience, int peer) {
-    if ((++patience.polls & 0x3ff) != 0) return is_aborted_;
+    if (++patience.polls % kPollsPerLook != 0) return is_aborted_;
     patience.deadline = look_around(launch_.doorbell, launch_.inbox[launch_.rank],
                                     patience.deadline, launch_.time_limit, peer);
     if (patience.deadline == 0) {
@@ -130,7 +130,7 @@ class Turn {
   /// A call is served, and the host may order another one like it, with its buffers elsewhere.
   /// Waits for that, not for long; false: the kernel is to end.
   __device__ bool is_called_again() {
-    __shared__ volatile std::int64_t ordered[2];
+    __shared__ Shared<volatile std::int64_t> ordered[2];
     if (threadIdx.x < 32) {
       // Each lane looks at one of the four numbers: a single read over the bus. Acquire, for the
       // whole block with the barrier below: what was in the buffers when the host gave the order
