@@ -53,6 +53,7 @@ class Channel final : public trib::DeviceChannel {
   friend class Program;
   friend class CopyProgram;
   friend class MappedProgram;
+  friend class Simulation;  // tests/simulation: makes channels without GPUs
   struct Peer {
     CUdeviceptr inbox = 0;
     bool is_mapped = false;  // from another process

@@ -41,6 +41,7 @@ class Sharing {
   bool is_told(std::uint64_t number) const;
 
  private:
+  friend class Simulation;  // tests/simulation
   Sharing(int rank, const Level& device_of, CUcontext context);
   /// Of a leader, in shared memory: number of the last launch that ended.
   std::atomic<std::uint64_t>& done(int rank) const;
