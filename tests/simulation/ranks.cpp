@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "simulation/ranks.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <set>
+
+#include "schedule/share.hpp"
+
+namespace trib::cuda {
+namespace {
+
+Simulation* current = nullptr;
+
+constexpr auto some_context = [] { return reinterpret_cast<CUcontext>(1); };
+
+/// What a CUfunction stands for.
+struct Function {
+  Dtype dtype;
+  Protocol protocol;
+};
+
+template <class... Any>
+CUresult succeed(Any...) {
+  return CUDA_SUCCESS;
+}
+
+CUresult launch_kernel(CUfunction function, unsigned blocks, unsigned, unsigned, unsigned threads,
+                       unsigned, unsigned, unsigned, CUstream, void** parameters, void**) {
+  return Simulation::launch_kernel(function, blocks, threads, parameters);
+}
+CUresult copy_async(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream) {
+  return Simulation::copy_behind(to, from, bytes);
+}
+CUresult is_capturing(CUstream, CUstreamCaptureStatus* status) {
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
+}
+CUresult stream_id(CUstream, unsigned long long* id) {
+  *id = 1;
+  return CUDA_SUCCESS;
+}
+
+Driver make_driver() {
+  Driver made;
+#define TRIB_MEMBER(name) made.name##_ = succeed;
+  TRIB_DRIVER(TRIB_MEMBER)
+#undef TRIB_MEMBER
+  made.cuLaunchKernel_ = launch_kernel;
+  made.cuMemAlloc_ = Simulation::allocate;
+  made.cuMemcpyAsync_ = copy_async;
+  made.cuStreamIsCapturing_ = is_capturing;
+  made.cuStreamGetId_ = stream_id;
+  return made;
+}
+
+}  // namespace
+
+// ------------------------------------------------- in place of driver.cpp and kernels.cpp
+
+const Driver* driver() {
+  static const Driver made = make_driver();
+  return &made;
+}
+const Driver* load_driver() { return driver(); }
+std::string describe(CUresult result) { return "CUDA error " + std::to_string(result); }
+void wait_for_default_stream() {}
+bool is_default_stream_idle() { return true; }
+Current::Current(CUcontext) : driver_(*driver()) {}
+Current::~Current() { (void)driver_, (void)is_pushed_, (void)mode_; }
+
+Kernels::Kernels() {
+  for (auto& of_op : functions_)
+    for (int dtype = 0; dtype < kDtypes; ++dtype)
+      for (int protocol = 0; protocol < kProtocols; ++protocol)
+        of_op[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(protocol)] =
+            reinterpret_cast<CUfunction>(
+                new Function{static_cast<Dtype>(dtype), static_cast<Protocol>(protocol)});
+}
+const Kernels& Kernels::of_current() {
+  static const auto* const kernels = new Kernels;  // as the real ones, never unloaded
+  return *kernels;
+}
+CUfunction Kernels::find(Op op, Dtype dtype, Protocol protocol) const {
+  return functions_[static_cast<std::size_t>(op)][static_cast<std::size_t>(dtype)]
+                   [static_cast<std::size_t>(protocol)];
+}
+
+// ------------------------------------------------------------------------------------- simulation
+
+class Simulation::Introduction final : public Bootstrap {
+ public:
+  Introduction(int rank, int size) : rank_(rank), size_(size) {}
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  void exchange(const void*, void*, std::size_t) override {}
+  void progress() override {}
+
+ private:
+  const int rank_, size_;
+};
+
+void Simulation::Free::operator()(void* memory) const { std::free(memory); }
+
+/// Aligned as GPUs do it; pages that nobody writes cost nothing.
+Simulation::Memory Simulation::zeros(std::size_t bytes) {
+  constexpr std::size_t kPage = 4096;
+  void* const memory = std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage);
+  std::memset(memory, 0, bytes);
+  return Memory(static_cast<std::byte*>(memory));
+}
+
+Simulation::Simulation(const Setup& setup)
+    : setup_(setup),
+      machine_(setup.device_of.empty() ? setup.ranks : domains(setup.device_of), setup.seed) {
+  current = this;
+  forgets_devices = false;
+  const Config config;
+  for (int rank = 0; rank < setup.ranks; ++rank) {
+    bootstraps_.push_back(std::make_unique<Introduction>(rank, setup.ranks));
+    channels_.push_back(std::unique_ptr<Channel>(new Channel(*bootstraps_.back(), config)));
+    doorbells_.push_back(std::make_unique<Doorbell>());
+    counters_.push_back(std::make_unique<Counters>());
+    inboxes_.push_back(zeros(inbox_bytes(setup.blocks)));
+    fill_inbox(inboxes_.back().get());
+    counters_.back()->runs = std::uint64_t{setup.last_run} << 32 | setup.last_run;
+  }
+  for (int rank = 0; rank < setup.ranks; ++rank) {
+    Channel& channel = *channels_[static_cast<std::size_t>(rank)];
+    channel.context_ = some_context();
+    channel.kernels_ = &Kernels::of_current();
+    channel.max_blocks_ = setup.blocks;
+    channel.time_limit_ = setup.time_limit;
+    channel.doorbell_ = doorbells_[static_cast<std::size_t>(rank)].get();
+    channel.counters_ =
+        reinterpret_cast<CUdeviceptr>(counters_[static_cast<std::size_t>(rank)].get());
+    channel.last_run_ = channel.known_run_ = setup.last_run;
+    channel.is_captured_ = setup.is_counted;
+    for (int peer = 0; peer < setup.ranks; ++peer)
+      channel.peers_[static_cast<std::size_t>(peer)].inbox =
+          reinterpret_cast<CUdeviceptr>(inboxes_[static_cast<std::size_t>(peer)].get());
+    if (!setup.device_of.empty())
+      channel.sharing_.reset(new Sharing(rank, setup.device_of, channel.context_));
+  }
+  launched_.resize(static_cast<std::size_t>(gpus()));
+  copies_.resize(static_cast<std::size_t>(gpus()));
+}
+
+/// As runs before `last_run` have left it.
+void Simulation::fill_inbox(std::byte* inbox) const {
+  const std::uint32_t old = setup_.last_run - 100;
+  const auto fill = [&](std::size_t begin, std::size_t end, std::uint32_t value) {
+    std::fill(reinterpret_cast<std::uint32_t*>(inbox + begin),
+              reinterpret_cast<std::uint32_t*>(inbox + end), value);
+  };
+  fill(0, kFlagBytes, old);
+  fill(kFlagBytes, kFlagBytes + kCreditBytes, setup_.last_run);
+  fill(packets_at(setup_.blocks), inbox_bytes(setup_.blocks), old);
+}
+
+Simulation::~Simulation() {
+  for (const auto& channel : channels_) channel->context_ = nullptr;  // nothing of it is its own
+  current = nullptr;
+}
+
+const Simulation::Loaded& Simulation::load(const Algorithm& algorithm, const Shape& shape,
+                                           Reach reach) {
+  const auto [found, is_new] =
+      loaded_.try_emplace({&algorithm, shape.collective, shape.root, shape.in_place, reach});
+  Loaded& loaded = found->second;
+  if (!is_new) return loaded;
+  const bool is_shared = !setup_.device_of.empty();
+  const Shape whose = is_shared ? leaders_of(shape) : shape;
+  const std::vector<Schedule> direct = all_ranks(algorithm, whose);
+  if (reach == Reach::map && !is_without_scratch(direct)) return loaded;
+  std::vector<Schedule> all = lower(direct, whose, reach);
+  if (is_shared) all = share(all, shape);
+  loaded.chunks = all.front().chunks;
+  for (const auto& channel : channels_) {
+    auto program = channel->load(all, Engine::kernel);
+    if (program == nullptr) break;
+    loaded.programs.push_back(std::move(program));
+  }
+  if (loaded.programs.size() < channels_.size()) loaded.programs.clear();
+  return loaded;
+}
+
+void Simulation::launch(int rank, trib::Program& program, const Arguments& arguments) {
+  launching_ = gpu_of(rank);
+  program.launch(arguments);
+}
+
+CUresult Simulation::launch_kernel(CUfunction function, unsigned blocks, unsigned threads,
+                                   void** parameters) {
+  const auto* const what = reinterpret_cast<const Function*>(function);
+  const Protocol protocol = what->protocol;
+  Launched& launched = current->launched_[static_cast<std::size_t>(current->launching_)];
+  launched = {protocol, false, blocks, 0, 0};
+  if (protocol == Protocol::mapped) {
+    launched.number = static_cast<const MappedLaunch*>(parameters[0])->number;
+  } else {
+    const auto& head = *static_cast<const LaunchHead*>(parameters[0]);
+    launched.passes = head.passes;
+    launched.number = head.number;
+  }
+  if (protocol == Protocol::pipeline)
+    launched.is_relay = static_cast<const PipelineLaunch*>(parameters[0])->is_relay;
+  // Any number will do for these kernels, so a few: threads take time.
+  simulation::Machine& machine = current->machine_;
+  if (launched.is_relay)
+    threads = 2 * kWarp + 1 + machine.below(40);
+  else if (protocol == Protocol::flat || protocol == Protocol::pipeline)
+    threads = std::min(threads, kMaxRanks + machine.below(48));
+  const auto* const begin = static_cast<const std::byte*>(parameters[0]);
+  const auto launch =
+      std::make_shared<const std::vector<std::byte>>(begin, begin + launch_bytes(protocol));
+  machine.launch(current->launching_,
+                 {blocks, threads, [=] { run_thread(protocol, what->dtype, launch->data()); }});
+  return CUDA_SUCCESS;
+}
+
+CUresult Simulation::allocate(CUdeviceptr* memory, std::size_t bytes) {
+  current->allocated_.push_back(zeros(bytes));
+  *memory = reinterpret_cast<CUdeviceptr>(current->allocated_.back().get());
+  return CUDA_SUCCESS;
+}
+
+CUresult Simulation::copy_behind(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+  current->copies_[static_cast<std::size_t>(current->launching_)].push_back({to, from, bytes});
+  return CUDA_SUCCESS;
+}
+
+bool Simulation::is_told(int gpu) const {
+  return doorbells_[static_cast<std::size_t>(leader_of(gpu))]->done == launched(gpu).number &&
+         copies_[static_cast<std::size_t>(gpu)].empty();
+}
+
+bool Simulation::finish(int gpu) {
+  if (machine_.is_running(gpu)) return false;
+  auto& copies = copies_[static_cast<std::size_t>(gpu)];
+  for (const Copy& copy : copies)
+    std::memcpy(reinterpret_cast<void*>(copy.to), reinterpret_cast<const void*>(copy.from),
+                copy.bytes);
+  copies.clear();
+  return true;
+}
+
+bool Simulation::has_error(int rank) const {
+  try {
+    channels_[static_cast<std::size_t>(rank)]->check();
+    return false;
+  } catch (const Error&) {
+    return true;
+  }
+}
+
+void Simulation::abort(int rank, bool is_by_peer) {
+  if (is_by_peer)
+    std::memset(inboxes_[static_cast<std::size_t>(rank)].get() + kAbortAt, 1, 1);
+  else
+    doorbells_[static_cast<std::size_t>(rank)]->abort = 1;
+  machine_.has_changed();
+}
+
+void Simulation::ignore_credits() {
+  for (const Memory& inbox : inboxes_)
+    machine_.exaggerate(inbox.get() + kFlagBytes, kCreditBytes, 64);
+}
+
+std::string Simulation::name_of(const void* at) const {
+  for (int rank = 0; rank < ranks(); ++rank) {
+    const auto* const begin = inboxes_[static_cast<std::size_t>(rank)].get();
+    if (at < begin || at >= begin + inbox_bytes(setup_.blocks)) continue;
+    const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(at) - begin);
+    if (offset >= kPayloadAt) return "a packet";
+    const auto word = offset / sizeof(std::uint32_t);
+    const std::string value = " (" + std::to_string(*static_cast<const std::uint32_t*>(at)) + ")";
+    if (offset < kFlagBytes)
+      return "flag " + std::to_string(word % kMaxUnits) + " in window " +
+             std::to_string(word / kMaxUnits % kWindows) + value;
+    if (offset < kFlagBytes + kCreditBytes)
+      return "credit of GPU " + std::to_string((offset - kFlagBytes) / 4 % kMaxRanks) + value;
+    return "GPU " + std::to_string((offset - kThroughAt) / 8 % kMaxRanks) + " to be through";
+  }
+  return "something";
+}
+
+std::string Simulation::waits(int gpu) const {
+  return machine_.waits(gpu, [this](const void* at) { return name_of(at); });
+}
+
+}  // namespace trib::cuda
