@@ -210,7 +210,7 @@ CUresult Simulation::launch_kernel(CUfunction function, unsigned blocks, unsigne
   // Any number will do for these kernels, so a few: threads take time.
   simulation::Machine& machine = current->machine_;
   if (launched.is_relay)
-    threads = 2 * kWarp + 1 + machine.below(40);
+    threads = 2 * (2 * kWarp + 1 + machine.below(20));  // for two duties
   else if (protocol == Protocol::flat || protocol == Protocol::pipeline)
     threads = std::min(threads, kMaxRanks + machine.below(48));
   const auto* const begin = static_cast<const std::byte*>(parameters[0]);

@@ -178,7 +178,7 @@ class Calls {
           std::tie(last.algorithm, last.shape, last.reach, last.is_packet, last.in_place);
       return simulation_.load(*call.algorithm, call.shape, call.reach);
     }
-    constexpr const char* kNames[] = {"one_shot", "two_shot", "rootless", "chain", "chain"};
+    constexpr const char* kNames[] = {"one_shot", "two_shot", "rootless", "chain", "ordered_chain"};
     for (;;) {
       call.shape = {};
       call.shape.size = setup_.ranks;
@@ -191,8 +191,8 @@ class Calls {
                            ? &all[below(all.size())]
                            : find_algorithm(kNames[below(is_shared ? 3 : 5)]);
       // Relays are of these, and ranks do not wait for those that they only push to.
-      if ((call.algorithm->name == "chain" || is_brief_) && one_in(2))
-        call.shape.collective = Collective::reduce;
+      const bool is_chain = call.algorithm->name.ends_with("chain");
+      if ((is_chain || is_brief_) && one_in(2)) call.shape.collective = Collective::reduce;
       if (has_root(call.shape.collective))
         call.shape.root = static_cast<int>(below(at(setup_.ranks)));
       call.reach = kind_ != Kind::blocking || one_in(2) ? Reach::scratch
@@ -363,9 +363,7 @@ class Calls {
                  (buffer == &call.in[at(rank)] ? "in" : "out") + "` of rank " +
                  std::to_string(rank) + " after call " + std::to_string(host.over - 1);
         }
-        // Who gives up a mapped call has a peer that may still read `in`, and does not tell it:
-        // what the caller stores there then is in the peer's result, without an error.
-        if (!is_failed || call.reach != Reach::map) buffer->fill(machine());
+        buffer->fill(machine());
       }
     return "";
   }

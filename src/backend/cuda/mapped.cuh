@@ -10,7 +10,9 @@
 // a store with release semantics at system scope, which together order the block's loads from the
 // peer's `in` and its stores into the peer's `out` before the word; its partner is the load with
 // acquire semantics here, and a barrier behind it. Grids are equal on all ranks, so when all blocks
-// have heard from all peers, this rank's `out` is complete, and its `in` is its own again.
+// have heard from all peers, this rank's `out` is complete, and its `in` is its own again. Who
+// gives up that wait tells the peer, before its own host hears of it: what the caller then writes
+// to `in` comes later, and so a block that has loaded it finds the word when it is through.
 #pragma once
 
 #include "backend/cuda/access.cuh"
@@ -103,6 +105,8 @@ class Mapped {
     const int peer = static_cast<int>(threadIdx.x);
     if (peer >= launch_.size || peer == launch_.rank) return;
     store_release(through(peer, launch_.rank), launch_.number);
+    // What a peer that has not waited for this block has written since may have been loaded.
+    const bool is_lost = load_relaxed(abort_word(launch_.inbox[launch_.rank])) != 0;
     disturb();
     const std::uint64_t* const at = through(launch_.rank, peer);
     std::uint64_t deadline = 0;
@@ -110,8 +114,13 @@ class Mapped {
       if (polls % kPollsPerLook != 0) continue;
       deadline = look_around(launch_.doorbell, launch_.inbox[launch_.rank], deadline,
                              launch_.time_limit, peer);
-      if (deadline == 0) break;
+      if (deadline == 0) {
+        // The buffers are the caller's again, and the peer is not through with them.
+        store_release(abort_word(launch_.inbox[peer]), 1);
+        break;
+      }
     }
+    if (is_lost) store_release(&launch_.doorbell->abort, 1);
   }
 
   const MappedLaunch& launch_;
