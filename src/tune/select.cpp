@@ -173,8 +173,6 @@ constexpr DeviceRow kDeviceReduce[] = {
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
     {kAny, 16 * MiB,   "two_shot", false, 132, 8 * KiB},
-    {4,    32 * MiB,   "ordered_chain", false, 132, 28 * KiB},
-    {4,    kAll,       "ordered_chain", false, 132, 56 * KiB},
     {kAny, 32 * MiB,   "two_shot", false, 132, 16 * KiB},
     {kAny, kAll,       "rootless", false, 132, 16 * KiB},
 };
