@@ -35,10 +35,9 @@ struct Key {
   /// Devices have several ranks, `staged` too: to the same bits. On the device, `size` counts
   /// devices.
   bool shares_devices = false;
-  bool is_exact = false;    ///< the result does not depend on how contributions are grouped
-  bool is_widened = false;  ///< sums are made in a wider type
-  bool is_enqueued =
-      false;  ///< devices: the call is on a caller's stream, back to back with others
+  bool is_exact = false;     ///< the result does not depend on how contributions are grouped
+  bool is_widened = false;   ///< sums are made in a wider type
+  bool is_enqueued = false;  ///< devices: on a caller's stream, back to back with other calls
 };
 
 struct Choice {

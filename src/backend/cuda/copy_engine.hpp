@@ -22,10 +22,10 @@
 
 namespace trib::cuda {
 
-/// On each GPU: a part of its memory, within bounds. The longer the copies, the better: with slices
-/// of 16 MiB a copy engine moves 360 GB/s, with 32 MiB 374, with 64 MiB 382 (H200, 2026-11-21).
-/// 768 MiB has room for these in an allreduce over four ranks.
-inline constexpr std::size_t kLeastLargeInbox = 256u << 20;
+inline constexpr std::size_t kLeastLargeInbox = 256u << 20;  // on each GPU
+/// A part of the GPU's memory, within bounds. The longer the copies, the better: with slices of 16
+/// MiB a copy engine moves 360 GB/s, with 32 MiB 374, with 64 MiB 382 (H200, 2026-11-21). 768 MiB
+/// has room for these in an allreduce over four ranks.
 constexpr std::size_t large_inbox_bytes(std::size_t memory) {
   constexpr std::size_t kMost = 768u << 20, kPart = 128;
   return std::clamp(memory / kPart, kLeastLargeInbox, kMost) >> 20 << 20;
