@@ -55,6 +55,10 @@ struct Config {
   char cublas[512] = "auto";       ///< TRIB_CUBLAS: "auto" or a path
   long blocks = 0;                 ///< TRIB_BLOCKS: of a GPU kernel, 0: by table
   long resident = -1;              ///< TRIB_RESIDENT: microseconds that a GPU kernel lingers
+  enum class DefaultStream : int {
+    wait,
+    ignore
+  } default_stream = DefaultStream::wait;  ///< TRIB_DEFAULT_STREAM=wait|ignore
   long tune_budget_ms = 100;       ///< TRIB_TUNE_BUDGET_MS: for one persistent reduction
   char tuning_file[512] = "auto";  ///< TRIB_TUNING_FILE: "auto", "none" or a path
   // Local ones.

@@ -2,8 +2,10 @@
 // TRIB_RESIDENT: small reductions one after the other, served by a kernel that waits for the next
 // one; with "large", others in between, too. Pauses of about as long as it waits, other calls in
 // between, buffers that move, values that arrive on the default stream: whoever serves a call, its
-// result has to be right.
+// result has to be right. With TRIB_DEFAULT_STREAM=ignore, this program synchronises.
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -23,6 +25,13 @@ void pause(double microseconds) {
       std::chrono::steady_clock::now() + std::chrono::duration<double, std::micro>(microseconds);
   while (std::chrono::steady_clock::now() < end) {
   }
+}
+
+/// What fills the buffers is over, if nobody else is to look.
+void settle() {
+  static const char* const setting = std::getenv("TRIB_DEFAULT_STREAM");
+  if (setting == nullptr || std::strcmp(setting, "ignore") != 0) return;
+  CHECK(Gpu::get().call("cuStreamSynchronize", static_cast<void*>(nullptr)) == 0, "");
 }
 
 /// `linger`: microseconds, as the setting says.
@@ -61,6 +70,7 @@ void mixture(int rounds, double linger, bool has_large) {
       for (int i = 0; i < count; ++i) host[static_cast<std::size_t>(i)] = value(rank, i, round);
       gpu.copy(from, host.data(), static_cast<std::size_t>(count) * 4);
     }
+    settle();
     switch (own() % 8) {
       case 0:
         pause(linger * (0.8 + 0.05 * (own() % 10)));
@@ -116,6 +126,7 @@ void scatter(int rounds) {
   for (int round = 0; round < rounds; ++round) {
     for (int i = 0; i < total; ++i) host[static_cast<std::size_t>(i)] = value(rank, i, round);
     gpu.copy(in, host.data(), static_cast<std::size_t>(total) * 4);
+    settle();
     const bool is_in_place = round % 3 == 2;
     float* const to = is_in_place ? in : out;
     CHECK(MPI_Reduce_scatter(is_in_place ? MPI_IN_PLACE : in, to, counts.data(), MPI_FLOAT, MPI_SUM,

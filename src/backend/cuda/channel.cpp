@@ -62,6 +62,7 @@ Channel::Channel(Bootstrap& bootstrap, const Config& config)
       size_(bootstrap.size()),
       peers_(static_cast<std::size_t>(size_)),
       segment_mode_(config.segment),
+      ignores_default_stream_(config.default_stream == Config::DefaultStream::ignore),
       cublas_(config.cublas) {
   time_limit_ =
       static_cast<std::uint64_t>(1e9 * (config.timeout > 0 ? config.timeout : kTimeLimitSeconds));
@@ -395,7 +396,7 @@ void Channel::show(Card& card, const void* in, const void* out) {
   // The peers' kernels are ordered behind their own default streams, not behind this rank's. What
   // is under way there may wait for a peer that waits for this rank: so not for long.
   const auto start = std::chrono::steady_clock::now();
-  while (!cuda::is_default_stream_idle()) {
+  while (!is_default_stream_idle()) {
     if (std::chrono::steady_clock::now() - start < kSoon) continue;
     card.in_block = card.out_block = 0;
     return;
@@ -483,6 +484,7 @@ bool Channel::is_worth_lingering() {
 void Channel::look_ahead() { was_idle_ = resident_.program != nullptr && is_default_stream_idle(); }
 
 bool Channel::is_default_stream_idle() const {
+  if (ignores_default_stream_) return true;
   const Current current(context_);
   return cuda::is_default_stream_idle();
 }

@@ -87,7 +87,8 @@ class Channel final : public trib::DeviceChannel {
   void forget();
   /// Whether a kernel should linger for the next call like its own.
   bool is_worth_lingering();
-  /// Whether nothing is under way on the default stream, behind which our launches are ordered.
+  /// Whether nothing is under way on the default stream, behind which our launches are ordered; or
+  /// the program says that it need not be looked at.
   bool is_default_stream_idle() const;
   /// Throws Error if the kernel under way cannot end any more.
   void check_stream();
@@ -130,6 +131,7 @@ class Channel final : public trib::DeviceChannel {
   std::uint32_t known_run_ = 0;   // of enqueued launches: see Launch
   std::uint64_t time_limit_ = 0;  // nanoseconds
   const Config::Segment segment_mode_;
+  const bool ignores_default_stream_;
   const std::string cublas_;  // TRIB_CUBLAS
   std::unique_ptr<CopyEngine> copy_engine_;
   std::size_t wanted_inbox_bytes_ = 0;  // of its inbox; equal on all ranks
