@@ -31,6 +31,49 @@ CUresult launch_kernel(CUfunction function, unsigned blocks, unsigned, unsigned,
                        unsigned, unsigned, unsigned, CUstream, void** parameters, void**) {
   return Simulation::launch_kernel(function, blocks, threads, parameters);
 }
+/// A graph of one kernel, and one that can be launched.
+struct Graph {
+  CUDA_KERNEL_NODE_PARAMS node;
+  std::vector<std::byte> parameters;
+
+  void set(const CUDA_KERNEL_NODE_PARAMS& to) {
+    const auto* const begin = static_cast<const std::byte*>(to.kernelParams[0]);
+    node = to;
+    parameters.assign(
+        begin, begin + Simulation::launch_bytes(reinterpret_cast<Function*>(to.func)->protocol));
+  }
+};
+CUresult create_graph(CUgraph* graph, unsigned) {
+  *graph = reinterpret_cast<CUgraph>(new Graph);
+  return CUDA_SUCCESS;
+}
+CUresult add_kernel(CUgraphNode*, CUgraph graph, const CUgraphNode*, std::size_t,
+                    const CUDA_KERNEL_NODE_PARAMS* node) {
+  reinterpret_cast<Graph*>(graph)->set(*node);
+  return CUDA_SUCCESS;
+}
+CUresult instantiate(CUgraphExec* exec, CUgraph graph, unsigned long long) {
+  *exec = reinterpret_cast<CUgraphExec>(new Graph(*reinterpret_cast<Graph*>(graph)));
+  return CUDA_SUCCESS;
+}
+CUresult set_parameters(CUgraphExec exec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS* node) {
+  reinterpret_cast<Graph*>(exec)->set(*node);
+  return CUDA_SUCCESS;
+}
+CUresult launch_graph(CUgraphExec exec, CUstream) {
+  Graph& graph = *reinterpret_cast<Graph*>(exec);
+  void* parameters[] = {graph.parameters.data()};
+  return Simulation::launch_kernel(graph.node.func, graph.node.gridDimX, graph.node.blockDimX,
+                                   parameters);
+}
+CUresult destroy_graph(CUgraph graph) {
+  delete reinterpret_cast<Graph*>(graph);
+  return CUDA_SUCCESS;
+}
+CUresult destroy_exec(CUgraphExec exec) {
+  delete reinterpret_cast<Graph*>(exec);
+  return CUDA_SUCCESS;
+}
 CUresult copy_async(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream) {
   return Simulation::copy_behind(to, from, bytes);
 }
@@ -49,6 +92,13 @@ Driver make_driver() {
   TRIB_DRIVER(TRIB_MEMBER)
 #undef TRIB_MEMBER
   made.cuLaunchKernel_ = launch_kernel;
+  made.cuGraphCreate_ = create_graph;
+  made.cuGraphAddKernelNode_ = add_kernel;
+  made.cuGraphInstantiate_ = instantiate;
+  made.cuGraphExecKernelNodeSetParams_ = set_parameters;
+  made.cuGraphLaunch_ = launch_graph;
+  made.cuGraphDestroy_ = destroy_graph;
+  made.cuGraphExecDestroy_ = destroy_exec;
   made.cuMemAlloc_ = Simulation::allocate;
   made.cuMemcpyAsync_ = copy_async;
   made.cuStreamIsCapturing_ = is_capturing;
@@ -137,6 +187,7 @@ Simulation::Simulation(const Setup& setup)
     channel.counters_ =
         reinterpret_cast<CUdeviceptr>(counters_[static_cast<std::size_t>(rank)].get());
     channel.last_run_ = channel.known_run_ = setup.last_run;
+    channel.replays_.enough = machine_.below(3);
     channel.is_captured_ = setup.is_counted;
     for (int peer = 0; peer < setup.ranks; ++peer)
       channel.peers_[static_cast<std::size_t>(peer)].inbox =
@@ -198,13 +249,12 @@ CUresult Simulation::launch_kernel(CUfunction function, unsigned blocks, unsigne
   const Protocol protocol = what->protocol;
   Launched& launched = current->launched_[static_cast<std::size_t>(current->launching_)];
   launched = {protocol, false, blocks, 0, 0};
-  if (protocol == Protocol::mapped) {
-    launched.number = static_cast<const MappedLaunch*>(parameters[0])->number;
-  } else {
-    const auto& head = *static_cast<const LaunchHead*>(parameters[0]);
-    launched.passes = head.passes;
-    launched.number = head.number;
-  }
+  const auto& root = *static_cast<const LaunchRoot*>(parameters[0]);
+  const auto leader = static_cast<std::size_t>(current->leader_of(current->launching_));
+  launched.number =
+      root.number + (root.is_replayed ? current->channels_[leader]->replays_.launches : 0);
+  if (protocol != Protocol::mapped)
+    launched.passes = static_cast<const LaunchHead*>(parameters[0])->passes;
   if (protocol == Protocol::pipeline)
     launched.is_relay = static_cast<const PipelineLaunch*>(parameters[0])->is_relay;
   // Any number will do for these kernels, so a few: threads take time.

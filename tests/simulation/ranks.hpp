@@ -80,6 +80,7 @@ class Simulation {
   // For the driver that is none.
   static CUresult launch_kernel(CUfunction function, unsigned blocks, unsigned threads,
                                 void** parameters);
+  static std::size_t launch_bytes(Protocol protocol);
   static CUresult allocate(CUdeviceptr* memory, std::size_t bytes);
   static CUresult copy_behind(CUdeviceptr to, CUdeviceptr from, std::size_t bytes);
 
@@ -94,7 +95,6 @@ class Simulation {
   };
   using Memory = std::unique_ptr<std::byte, Free>;
 
-  static std::size_t launch_bytes(Protocol protocol);
   static void run_thread(Protocol protocol, Dtype dtype, const void* launch);
   static Memory zeros(std::size_t bytes);
   std::string name_of(const void* at) const;

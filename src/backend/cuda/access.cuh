@@ -66,9 +66,16 @@ __device__ __noinline__ std::uint64_t look_around(Doorbell* doorbell, std::byte*
   return 0;
 }
 
-/// The block is done; the last one to be tells the host that launch `number` is.
+/// What Counters::replayed says as a launch begins. Its last block to end changes it, which comes
+/// after all blocks' looks at it: as `done` does, see below.
+__device__ inline std::uint64_t replayed_before(const LaunchRoot& launch) {
+  return launch.is_replayed ? load_relaxed(&launch.counters->replayed) : 0;
+}
+
+/// The block is done; the last one to be tells the host that launch `number` is. `replayed` is what
+/// to leave there for the next replay.
 template <class Launched>
-__device__ void tell_host(const Launched& launch, std::uint64_t number) {
+__device__ void tell_host(const Launched& launch, std::uint64_t number, std::uint64_t replayed) {
   disturb();
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -80,6 +87,7 @@ __device__ void tell_host(const Launched& launch, std::uint64_t number) {
     launch.counters->arrived = 0;
     __threadfence();
   }
+  if (launch.is_replayed) launch.counters->replayed = replayed;
   store_release(&launch.doorbell->done, number);
 }
 

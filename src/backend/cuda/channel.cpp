@@ -86,6 +86,7 @@ void Channel::set_up(const void* pointer) {
   cuda::check(driver_.cuCtxGetStreamPriorityRange_(&lowest, &highest), "cannot get priorities");
   cuda::check(driver_.cuStreamCreateWithPriority_(&stream_, CU_STREAM_DEFAULT, highest),
               "cannot create a stream");
+  replays_.priority = highest;
   cuda::check(driver_.cuStreamCreate_(&abort_stream_, CU_STREAM_NON_BLOCKING),
               "cannot create a stream");
   cuda::check(

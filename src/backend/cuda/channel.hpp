@@ -13,6 +13,7 @@
 #include "backend/cuda/exports.hpp"
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/launch.hpp"
+#include "backend/cuda/repeats.hpp"
 #include "backend/cuda/sharing.hpp"
 #include "backend/segment.hpp"
 
@@ -110,6 +111,7 @@ class Channel final : public trib::DeviceChannel {
   CUdeviceptr counters_ = 0;
   Doorbell* doorbell_ = nullptr;  // the same address for host and device
   std::uint64_t launches_ = 0;
+  Replays replays_;
   /// A kernel that waits for orders after its first call: see TRIB_RESIDENT.
   struct Resident {
     const Program* program = nullptr;          // null: there is none

@@ -29,14 +29,15 @@ class Flat : private Turn<FlatLaunch> {
 
   __device__ void serve() {
     run_ = first_run_;
-    wait_for_credits();
+    if (!launch_.has_met) wait_for_credits();
     const std::uint32_t window = blockIdx.x * kWindows + run_ % kWindows;
 #pragma unroll 1
     for (std::uint32_t unit = threadIdx.x;
          unit * static_cast<std::uint32_t>(kElements) < launch_.slice; unit += blockDim.x) {
-      in_inbox_ = window * static_cast<std::uint32_t>(kPacketWindowBytes) + unit * (2 * kUnitBytes);
       first_ = blockIdx.x * launch_.slice + unit * kElements;
       const uint4 own = load(launch_.own, launch_.own_length);
+      // The number of the run is on its way as well, if this is a replay.
+      in_inbox_ = window * static_cast<std::uint32_t>(kPacketWindowBytes) + unit * (2 * kUnitBytes);
       if (launch_.has_met || has_given_up() == 0) push(own);
       fold(own);
     }

@@ -43,6 +43,11 @@ __device__ inline std::uint32_t load_relaxed(const std::uint32_t* at) {
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
   return value;
 }
+__device__ inline std::uint64_t load_relaxed(const std::uint64_t* at) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
 __device__ inline uint4 load_vector(const void* at) {
   uint4 value;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"

@@ -125,24 +125,32 @@ inline constexpr std::int64_t kLeave = INT64_MIN;
 /// Words in device memory.
 struct alignas(16) Counters {
   std::uint32_t arrived;  // blocks that have ended; zero between launches
+  /// Launches that were replays, in the upper half, and the runs that these had.
+  std::uint64_t replayed;
   /// Stream-ordered channels, of all launches so far: the last run, and in the upper half
   /// Launch::known_run for the next one.
   std::uint64_t runs;
 };
 
 /// What every kernel that talks to peers has to know.
-struct LaunchHead {
+struct LaunchRoot {
   Doorbell* doorbell;
   Counters* counters;
   std::uint64_t number;      // of this launch, for the doorbell
   std::uint64_t time_limit;  // nanoseconds that a wait may take
-  std::uint64_t linger;      // nanoseconds to wait for orders; packet protocol, one block and pass
-  std::uint32_t order;       // the number of the last order before the launch
-  std::uint32_t slice;       // elements of a chunk per pass
-  std::uint32_t first_run;   // of this launch, unless is_counted
-  std::uint32_t known_run;   // stream-ordered: over on all ranks, unless is_counted
-  std::uint32_t passes;      // of all blocks together
-  std::uint8_t rank, size;   // among the GPUs, as all ranks in these tables
+  /// To `number` and to `first_run` belongs what Counters::replayed says, so that a launch like it
+  /// needs no other parameters. Only where has_met.
+  bool is_replayed;
+};
+
+struct LaunchHead : LaunchRoot {
+  std::uint64_t linger;     // nanoseconds to wait for orders; packet protocol, one block and pass
+  std::uint32_t order;      // the number of the last order before the launch
+  std::uint32_t slice;      // elements of a chunk per pass
+  std::uint32_t first_run;  // of this launch, unless is_counted
+  std::uint32_t known_run;  // stream-ordered: over on all ranks, unless is_counted
+  std::uint32_t passes;     // of all blocks together
+  std::uint8_t rank, size;  // among the GPUs, as all ranks in these tables
   std::uint8_t stages;
   /// All ranks have met on the host: whatever was launched before is over everywhere.
   bool has_met;
@@ -166,7 +174,7 @@ struct FlaggedLaunch : Launch {
   Phase phase[kMaxPhases];
   Flag flag[2 * kMaxFlags];
 };
-static_assert(sizeof(Launch) <= 2432 && sizeof(FlaggedLaunch) <= 4096);
+static_assert(sizeof(Launch) <= 2448 && sizeof(FlaggedLaunch) <= 4096);
 
 /// One exchange and one fold, of one pass per block: chunks of this rank's `in` are pushed, and
 /// what the others push is folded with a chunk of its own. What a short message needs comes first.
@@ -218,14 +226,11 @@ struct PipelineLaunch : LaunchHead {
 static_assert(sizeof(PipelineLaunch) <= 2432);
 
 /// For the ranks' buffers themselves, which all have mapped: nothing goes through inboxes. Each
-/// rank folds one chunk of all ranks' `in`, and stores the result wherever it is wanted.
-struct MappedLaunch {
-  Doorbell* doorbell;
-  Counters* counters;
-  std::uint64_t number;  // of this launch, for the doorbell and for the peers: equal on all ranks
-  std::uint64_t time_limit;  // nanoseconds that a wait may take
-  std::uint32_t length;      // elements of the chunk
-  std::uint32_t units;       // of these, at its front: none, unless all places below are aligned
+/// rank folds one chunk of all ranks' `in`, and stores the result wherever it is wanted. Its
+/// number, as a replay or not, is equal on all ranks.
+struct MappedLaunch : LaunchRoot {
+  std::uint32_t length;  // elements of the chunk
+  std::uint32_t units;   // of these, at its front: none, unless all places below are aligned
   std::uint8_t rank, size, outs;
   const std::byte* in[kMaxRanks];  // where the chunk is, of each rank
   std::byte* out[kMaxRanks];       // where results go

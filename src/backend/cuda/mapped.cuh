@@ -26,6 +26,8 @@ class Mapped {
   __device__ explicit Mapped(const MappedLaunch& launch) : launch_(launch) {}
 
   __device__ void run() {
+    const std::uint64_t replayed = replayed_before(launch_);
+    number_ = launch_.number + (replayed >> 32);
     const unsigned width = gridDim.x * blockDim.x;
     const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
 #pragma unroll 1
@@ -36,7 +38,7 @@ class Mapped {
          i += width)
       fold_element(i);
     part();
-    tell_host(launch_, launch_.number);
+    tell_host(launch_, number_, replayed + (std::uint64_t{1} << 32));
   }
 
  private:
@@ -104,13 +106,13 @@ class Mapped {
     __syncthreads();
     const int peer = static_cast<int>(threadIdx.x);
     if (peer >= launch_.size || peer == launch_.rank) return;
-    store_release(through(peer, launch_.rank), launch_.number);
+    store_release(through(peer, launch_.rank), number_);
     // What a peer that has not waited for this block has written since may have been loaded.
     const bool is_lost = load_relaxed(abort_word(launch_.inbox[launch_.rank])) != 0;
     disturb();
     const std::uint64_t* const at = through(launch_.rank, peer);
     std::uint64_t deadline = 0;
-    for (std::uint32_t polls = 1; load_acquire(at) != launch_.number; ++polls) {
+    for (std::uint32_t polls = 1; load_acquire(at) != number_; ++polls) {
       if (polls % kPollsPerLook != 0) continue;
       deadline = look_around(launch_.doorbell, launch_.inbox[launch_.rank], deadline,
                              launch_.time_limit, peer);
@@ -124,6 +126,7 @@ class Mapped {
   }
 
   const MappedLaunch& launch_;
+  std::uint64_t number_ = 0;  // of this launch
 };
 
 }  // namespace trib::cuda

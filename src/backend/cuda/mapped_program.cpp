@@ -36,7 +36,9 @@ std::unique_ptr<MappedProgram> MappedProgram::of(Channel& channel,
 }
 
 MappedProgram::MappedProgram(Channel& channel, const Step& fold)
-    : channel_(channel), chunk_(fold.to.front().chunk) {
+    : channel_(channel),
+      chunk_(fold.to.front().chunk),
+      repeats_(channel.driver_, channel.replays_) {
   for (const Location& to : fold.to) to_.push_back(to.rank);
   // The nearest behind this rank first, itself last: at any time, every rank stores to another one.
   const auto distance = [&](int rank) { return wrap(rank - channel.rank_ - 1, channel.size_); };
@@ -50,6 +52,16 @@ MappedProgram::MappedProgram(Channel& channel, const Step& fold)
   for (int rank = 0; rank < channel.size_; ++rank)
     launch_.inbox[rank] =
         reinterpret_cast<std::byte*>(channel.peers_[static_cast<std::size_t>(rank)].inbox);
+}
+
+MappedProgram::~MappedProgram() {
+  if (!repeats_.has_graphs()) return;
+  try {
+    const Current current(channel_.context_);
+    repeats_.forget();
+  } catch (const Error&) {
+    // The context is gone, and the graphs with it.
+  }
 }
 
 Operation& MappedProgram::launch(const Arguments& arguments) {
@@ -80,12 +92,10 @@ Operation& MappedProgram::launch(const Arguments& arguments) {
   const CUfunction function =
       channel_.kernels_->find(arguments.op, arguments.dtype, Protocol::mapped);
   const int threads = std::min(arguments.threads, kMaxMappedThreads);
-  void* parameters[] = {&launch_};
   const Current current(channel_.context_);
-  check(channel_.driver_.cuLaunchKernel_(function, static_cast<unsigned>(arguments.blocks), 1, 1,
-                                         static_cast<unsigned>(threads), 1, 1, 0, channel_.stream_,
-                                         parameters, nullptr),
-        "cannot launch a kernel");
+  repeats_.launch(
+      {function, static_cast<unsigned>(arguments.blocks), static_cast<unsigned>(threads)},
+      channel_.stream_, launch_, sizeof launch_, nullptr, 0);
   return *this;
 }
 

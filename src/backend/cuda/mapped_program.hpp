@@ -16,6 +16,8 @@ class MappedProgram final : public trib::Program, public Operation {
   /// ranks' `in`, in their order.
   static std::unique_ptr<MappedProgram> of(Channel& channel, const std::vector<Schedule>& all);
 
+  ~MappedProgram() override;
+
   std::size_t fit(bool) const override { return SIZE_MAX; }  // nothing goes through inboxes
   Operation& launch(const Arguments& arguments) override;
   bool advance(int polls) override;
@@ -29,6 +31,7 @@ class MappedProgram final : public trib::Program, public Operation {
   Channel& channel_;
   const int chunk_;
   std::vector<int> to_;  // whose `out` gets this rank's chunk
+  Repeats repeats_;
   MappedLaunch launch_{};
   mutable std::uint64_t looks_ = 0;
   std::uint32_t stalls_ = 0;

@@ -59,7 +59,7 @@ Program::Program(Channel& channel, const std::vector<Schedule>& all)
     : Program(channel, all, channel.rank_) {}
 
 Program::Program(Channel& channel, const std::vector<Schedule>& all, int rank)
-    : channel_(channel), rank_(rank) {
+    : channel_(channel), rank_(rank), repeats_(channel.driver_, channel.replays_) {
   translate(all);
 }
 
@@ -443,10 +443,11 @@ std::size_t Program::fit(bool is_large) const {
 }
 
 Program::~Program() {
-  if (aside_ == 0) return;
+  if (aside_ == 0 && !repeats_.has_graphs()) return;
   try {
     const Current current(channel_.context_);
-    channel_.driver_.cuMemFree_(aside_);
+    repeats_.forget();
+    if (aside_ != 0) channel_.driver_.cuMemFree_(aside_);
     for (const CUdeviceptr aside : old_asides_) channel_.driver_.cuMemFree_(aside);
   } catch (const Error&) {
     // The context is gone, and the memory with it.
@@ -625,19 +626,24 @@ void Program::start(const Arguments& arguments) {
   // `threads` of each stage. In other kernels than the general one, threads go through all of them.
   int threads =
       std::min(arguments.threads, kMaxThreads / launch.stages / kWarp * kWarp) * launch.stages;
-  void* parameters[] = {&launch};
+  LaunchHead* parameters = &launch;
+  std::size_t length = is_packet ? sizeof(Launch) : sizeof(FlaggedLaunch);
   if (protocol == Protocol::flat || protocol == Protocol::pipeline) {
     const bool is_flat = protocol == Protocol::flat;
     is_flat ? fill_flat() : fill_pipeline(arguments.slice * element);
-    parameters[0] = is_flat ? static_cast<void*>(&flat_launch_) : &pipeline_launch_;
+    parameters = is_flat ? static_cast<LaunchHead*>(&flat_launch_) : &pipeline_launch_;
+    length = is_flat ? sizeof flat_launch_ : sizeof pipeline_launch_;
     const std::size_t units = (arguments.slice * element + kUnitBytes - 1) / kUnitBytes;
     threads = static_cast<int>(std::min<std::size_t>(
         (units + kWarp - 1) / kWarp * kWarp, is_flat ? kMaxFlatThreads : kMaxPipelineThreads));
     if (!is_flat && exchange_.is_relay) threads = kMaxPipelineThreads;
   }
-  check(channel_.driver_.cuLaunchKernel_(function, blocks, 1, 1, static_cast<unsigned>(threads), 1,
-                                         1, 0, stream, parameters, nullptr),
-        "cannot launch a kernel");
+  const Repeats::Kernel kernel{function, blocks, static_cast<unsigned>(threads)};
+  if (launch.has_met && launch.linger == 0)
+    repeats_.launch(kernel, stream, *parameters, length, &parameters->first_run,
+                    (launch.passes + blocks - 1) / blocks);
+  else
+    repeats_.launch_once(kernel, stream, *parameters);
   if (is_aside_)
     check(channel_.driver_.cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(arguments.out), aside_, own,
                                           stream),

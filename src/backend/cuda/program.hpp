@@ -70,6 +70,7 @@ class Program final : public trib::Program, public Operation {
   };
   Exchange exchange_;
   std::vector<Flag> bare_signals_, bare_waits_;  // of slots without payload
+  Repeats repeats_;
   FlatLaunch flat_launch_{};
   PipelineLaunch pipeline_launch_{};
   int units_ = 0;                                               // of the inbox that has the most

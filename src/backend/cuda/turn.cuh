@@ -92,7 +92,9 @@ class Turn {
   __device__ void begin() {
     if (launch_.has_met) {
       if (threadIdx.x == 0) has_given_up() = 0;  // to be known, it takes a barrier
-      first_run_ = launch_.first_run;
+      const std::uint64_t replayed = replayed_before(launch_);
+      served_ = static_cast<std::uint32_t>(replayed >> 32);
+      first_run_ = launch_.first_run + static_cast<std::uint32_t>(replayed);
       known_run_ = first_run_ - 1;
     } else {
       const std::uint64_t runs = take_turn(launch_);
@@ -124,7 +126,10 @@ class Turn {
 
   /// All threads of the block have done what there was to do.
   __device__ void end() {
-    if (launch_.has_met) tell_host(launch_, launch_.number + served_);  // or else see take_turn()
+    if (!launch_.has_met) return;  // see take_turn()
+    const std::uint32_t runs =
+        first_run_ - launch_.first_run + static_cast<std::uint32_t>(passes_of(launch_, 0));
+    tell_host(launch_, launch_.number + served_, std::uint64_t{served_ + 1} << 32 | runs);
   }
 
   /// A call is served, and the host may order another one like it, with its buffers elsewhere.
@@ -166,8 +171,8 @@ class Turn {
   const Launched& launch_;
   std::uint32_t first_run_ = 0, run_ = 0;
   std::uint32_t known_run_ = 0;  // this one and all before it are over on all ranks
-  // A kernel that lingers: calls before this one, and where its buffers are, from those of the
-  // first.
+  // A replay: launches before this one. A kernel that lingers: calls before this one, and where its
+  // buffers are, from those of the first.
   std::uint32_t served_ = 0;
   std::int64_t moved_[2] = {};
   bool is_aborted_ = false;
