@@ -13,7 +13,7 @@
 #include "base/error.hpp"
 #include "comm/background.hpp"
 #include "mpi/library.hpp"
-#include "mpi/lifetime.hpp"
+#include "mpi/liveness.hpp"
 
 namespace trib::mpi {
 
@@ -64,15 +64,9 @@ void MpiBootstrap::exchange(const void* mine, void* all, std::size_t bytes) {
 }
 
 void MpiBootstrap::progress() {
-  int flag = 0;
-  MPI_Comm comm = MPI_COMM_SELF;  // there is a world where there are requests of ours
-  if (!is_without_communicator) {
-    if (comm_ != MPI_COMM_NULL) [[likely]]
-      comm = comm_;
-    else if (!is_world_running())
-      return;
-  }
-  library().Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm, &flag, MPI_STATUS_IGNORE);
+  if (keep_mpi_alive()) [[likely]]
+    return;
+  if (!is_without_communicator && comm_ != MPI_COMM_NULL) look_into(comm_, rank_, size_);
 }
 
 }  // namespace trib::mpi

@@ -27,7 +27,7 @@ class MpiBootstrap : public Bootstrap {
 };
 
 /// While one is there, this thread waits for requests. Other threads may free their communicators
-/// meanwhile, so that progress() goes through MPI_COMM_SELF.
+/// meanwhile, so that progress() keeps away from these.
 class WithoutCommunicator {
  public:
   WithoutCommunicator();

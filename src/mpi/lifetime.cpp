@@ -9,6 +9,7 @@
 #include "base/log.hpp"
 #include "mpi/communicators.hpp"
 #include "mpi/library.hpp"
+#include "mpi/liveness.hpp"
 #include "mpi/requests.hpp"
 #include "mpi/small_floats.hpp"
 #include "mpi/staged_requests.hpp"
@@ -67,6 +68,7 @@ void begin_finalize() noexcept {
   if (!library().is_ours || !is_world_running()) return;
   end_staged();
   end_requests();
+  end_keeping_mpi_alive();
   end_of_mpi(/*is_world=*/true);
 }
 

@@ -15,6 +15,7 @@
 #include "mpi/hints.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
+#include "mpi/liveness.hpp"
 
 namespace trib::mpi {
 
@@ -197,7 +198,7 @@ bool are_any_ours(int count, const MPI_Request* requests) {
 }
 
 /// Drives what is under way; true if any of ours in the list is active and not done. `done` is
-/// called with each that is. A peer that died is noticed here.
+/// called with each that is. A peer that died is noticed here, and the MPI goes on.
 template <class Done>
 bool look_at(int count, const MPI_Request* requests, double waited, Done&& done) {
   Background::progress_all();
@@ -211,6 +212,8 @@ bool look_at(int count, const MPI_Request* requests, double waited, Done&& done)
     else
       are_any_pending = true;
   }
+  // The test of the MPI's own does not, if there is none in the list.
+  if (are_any_pending) keep_mpi_alive();
   return are_any_pending;
 }
 
@@ -262,12 +265,6 @@ int wait_for_all_of_ours(int count, MPI_Request* requests, MPI_Status* statuses)
       return status;
   }
   return MPI_SUCCESS;
-}
-
-/// For tests that do not get as far as the MPI's own.
-void keep_mpi_alive() {
-  int flag = 0;
-  library().Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
 }
 
 /// One that is done, but is not to be reported yet: its result is where it belongs.
@@ -428,10 +425,7 @@ int wait(MPI_Request* request, MPI_Status* status) {
 /// None is reported before all are done.
 int test_all(int count, MPI_Request* requests, int* flag, MPI_Status* statuses) {
   *flag = 0;
-  if (look_at(count, requests, 0, [](int, Handle&) {})) {
-    keep_mpi_alive();
-    return MPI_SUCCESS;
-  }
+  if (look_at(count, requests, 0, [](int, Handle&) {})) return MPI_SUCCESS;
   const int status = test_all_others(count, Others(count, requests).get(), flag, statuses);
   if (status != MPI_SUCCESS || !*flag) return status;
   set_empty_where_ours(count, requests, statuses);
