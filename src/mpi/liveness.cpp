@@ -11,8 +11,8 @@ namespace {
 
 // One thread at a time tests a request; who finds another one at it need not.
 std::atomic_flag is_busy;
-MPI_Request endless = MPI_REQUEST_NULL;
-bool is_over = false;
+MPI_Request endless;  // if there is one: Open MPI's handles are not known before it is loaded
+bool is_there = false, is_over = false;
 
 extern "C" {
 int trib_mpi_query(void* /*state*/, MPI_Status* /*status*/) { return MPI_SUCCESS; }
@@ -25,15 +25,14 @@ int trib_mpi_cancel(void* /*state*/, int /*is_complete*/) { return MPI_SUCCESS; 
 bool keep_mpi_alive() noexcept {
   if (is_busy.test_and_set(std::memory_order_acquire)) return true;
   const Library& mpi = library();
-  if (endless == MPI_REQUEST_NULL && !is_over && is_world_running() &&
-      mpi.Grequest_start(trib_mpi_query, trib_mpi_free, trib_mpi_cancel, nullptr, &endless) !=
-          MPI_SUCCESS)
-    endless = MPI_REQUEST_NULL;
-  const bool is_there = endless != MPI_REQUEST_NULL;
+  if (!is_there && !is_over && is_world_running())
+    is_there = mpi.Grequest_start(trib_mpi_query, trib_mpi_free, trib_mpi_cancel, nullptr,
+                                  &endless) == MPI_SUCCESS;
+  const bool result = is_there;
   int flag = 0;
   if (is_there) mpi.Test(&endless, &flag, MPI_STATUS_IGNORE);
   is_busy.clear(std::memory_order_release);
-  return is_there;
+  return result;
 }
 
 void look_into(MPI_Comm comm, int rank, int size) noexcept {
@@ -46,10 +45,11 @@ void end_keeping_mpi_alive() noexcept {
   while (is_busy.test_and_set(std::memory_order_acquire)) {
   }
   is_over = true;
-  if (endless != MPI_REQUEST_NULL) {
+  if (is_there) {
     library().Grequest_complete(endless);
     library().Wait(&endless, MPI_STATUS_IGNORE);
   }
+  is_there = false;
   is_busy.clear(std::memory_order_release);
 }
 
