@@ -30,7 +30,8 @@ using Stream = void*;
 /// leaves its call to the MPI says so here.
 struct Signature {
   std::uint64_t call = 0;   ///< number of the call on its channel, from 1; filled in by announce()
-  std::uint64_t hash = 0;   ///< of everything below and, for reduce_scatter, of all counts
+  std::uint64_t hash = 0;   ///< of everything below and, for reduce_scatter, of all counts; once
+                            ///< announced, of the calls before as well
   std::uint64_t count = 0;  ///< elements
   std::int32_t root = 0;
   std::uint8_t collective = 0, dtype = 0, op = 0;

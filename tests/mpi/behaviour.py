@@ -148,6 +148,8 @@ def disagreement(context: Context) -> None:
         "op",
         "type",
         "root",
+        "roots",
+        "old-roots",
         "collective",
         "counts",
         "first",

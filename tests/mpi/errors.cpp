@@ -120,6 +120,13 @@ int main(int argc, char** argv) {
   } else if (what == "root") {
     status = MPI_Reduce(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, odd ? 1 : 0, comm);
     expected = {"root 0", "root 1"};
+  } else if (what == "roots" || what == "old-roots") {  // nobody waits for anything in these
+    for (int i = 0; i < (what == "roots" ? 1 : 20); ++i) {
+      status = MPI_Reduce(in.data(), out.data(), 3, MPI_DOUBLE, MPI_SUM, (rank + 1) % size, comm);
+      CHECK(status == MPI_SUCCESS, "");
+    }
+    status = reduce(count);
+    expected = {what == "roots" ? "to root" : "ago"};
   } else if (what == "collective") {
     status = odd ? MPI_Reduce(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, 0, comm)
                  : reduce(count);

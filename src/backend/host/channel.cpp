@@ -269,15 +269,19 @@ bool Channel::is_time_to_meet(Occasion occasion) const {
 
 void Channel::announce(const Signature& signature) {
   const std::uint64_t call = current_.call + 1;
+  // With those of all calls before: a rank may have made a different one in which it had nothing to
+  // wait for.
+  const std::uint64_t hash = current_.hash * 0x9e3779b97f4a7c15u + signature.hash;
   current_ = signature;
   current_.call = call;
+  current_.hash = hash;
   suspect_ = -1;  // what was seen in another call proves nothing in this one
   Control& own = *peers_[rank_].control;
   Record& record = own.history[call % kHistory];
   record.call.store(0, std::memory_order_relaxed);
   // Release: pairs with the acquire in compare(); who sees any of the new fields does not see the
   // old number any more. (Not one fence for all: ThreadSanitizer knows none.)
-  record.hash.store(signature.hash, std::memory_order_release);
+  record.hash.store(hash, std::memory_order_release);
   record.count.store(signature.count, std::memory_order_release);
   record.packed.store(pack(signature), std::memory_order_release);
   record.call.store(call, std::memory_order_release);
@@ -286,8 +290,8 @@ void Channel::announce(const Signature& signature) {
   own.state.call.store(call, std::memory_order_release);
 }
 
-/// Throws if the peer's record of our call differs from ours. Records that are gone already say
-/// nothing.
+/// Throws if the peer's record of our call, or of one before it, differs from ours. Records that
+/// are gone already say nothing.
 void Channel::compare(int peer) {
   const Record& record = peers_[peer].control->history[current_.call % kHistory];
   if (record.call.load(std::memory_order_acquire) != current_.call) return;
@@ -297,17 +301,37 @@ void Channel::compare(int peer) {
 }
 
 void Channel::disagree(int peer) const {
-  const Record& record = peers_[peer].control->history[current_.call % kHistory];
-  std::string theirs = "something else (its record is gone)";
-  if (record.call.load(std::memory_order_acquire) == current_.call) {
+  const Record *const own = peers_[rank_].control->history, *const its =
+                                                                peers_[peer].control->history;
+  const auto signature_of = [](const Record& record) {
     Signature signature = unpack(record.packed.load(std::memory_order_relaxed));
     signature.count = record.count.load(std::memory_order_relaxed);
-    theirs = describe(signature);
-    if (theirs == describe(current_)) theirs += ", with other recvcounts";
+    return signature;
+  };
+  std::string mine = describe(current_), theirs;
+  const std::uint64_t first = current_.call - std::min<std::uint64_t>(current_.call, kHistory) + 1;
+  for (std::uint64_t call = first; call <= current_.call && theirs.empty(); ++call) {
+    const Record &here = own[call % kHistory], &there = its[call % kHistory];
+    if (there.call.load(std::memory_order_acquire) != call ||
+        there.hash.load(std::memory_order_relaxed) == here.hash.load(std::memory_order_relaxed))
+      continue;
+    mine = describe(signature_of(here));
+    theirs = describe(signature_of(there));
+    const std::uint64_t ago = current_.call - call;
+    if (theirs == mine && call == first && call > 1)
+      theirs = "the same, but not " + std::to_string(ago + 1) + " or more calls ago";
+    else if (theirs == mine)
+      theirs += ", with other recvcounts";
+    if (theirs.find(" ago") == std::string::npos && ago > 0)
+      theirs += " (" + std::to_string(ago) + (ago > 1 ? " calls" : " call") + " ago)";
   }
-  throw Error(Code::argument, "ranks disagree: rank " + std::to_string(rank_) + " calls " +
-                                  describe(current_) + ", rank " + std::to_string(peer) +
-                                  " calls " + theirs);
+  const State& state = peers_[peer].control->state;
+  if (theirs.empty() && state.failed.load(std::memory_order_acquire) != 0)
+    theirs = "nothing any more: " + std::string(state.why, strnlen(state.why, sizeof state.why));
+  else if (theirs.empty())
+    theirs = "something else (its record is gone)";
+  throw Error(Code::argument, "ranks disagree: rank " + std::to_string(rank_) + " calls " + mine +
+                                  ", rank " + std::to_string(peer) + " calls " + theirs);
 }
 
 int Channel::missing() {
