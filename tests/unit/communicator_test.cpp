@@ -8,11 +8,14 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <random>
+#include <thread>
 
 #include "algorithm/registry.hpp"
 #include "support/calls.hpp"
@@ -201,6 +204,87 @@ TEST(Communicator, MapsBuffersOfPersistentReductions) {
     });
     expect_no_errors(errors, std::to_string(size) + " ranks");
   }
+}
+
+/// Set for one thread: what it does at each of its signals and waits.
+thread_local std::function<void()> at_step;
+void do_at_step() {
+  if (at_step) at_step();
+}
+
+/// Rank 0 gives up a call with mapped buffers and changes its input, while rank 1 has yet to fold
+/// its share and rank 2 to take that.
+void expect_no_sums_of_changed_input(int size, bool is_persistent) {
+  Config config;
+  config.timeout = 1;
+  std::atomic<bool> has_changed{false};
+  std::atomic<int> held{0};  // ranks that are kept from going on, or have come to an end
+  std::barrier end(size);
+  const auto wait_for_change = [&] {
+    if (!has_changed) ++held;
+    while (!has_changed) std::this_thread::yield();
+  };
+  std::vector<std::string> errors(static_cast<std::size_t>(size));
+  const auto stray = run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), config);
+    Call call;
+    call.count = 30000;
+    call.shared = ~std::uint64_t{0};
+    test::Part part(call, rank, size);
+    auto task = is_persistent ? communicator.prepare(part.request) : nullptr;
+    const auto make = [&] {
+      if (!task) return communicator.run(part.request);
+      communicator.start(*task);
+      communicator.wait(*task);
+    };
+    std::string& error = errors[static_cast<std::size_t>(rank)];
+    try {
+      for (int i = 0; i < 4; ++i) make();
+      part.fill(1);
+      int steps = 0;
+      const float* const last = static_cast<const float*>(part.request.out) + call.count - 1;
+      const float untouched = *last;
+      if (rank == 1)  // behind its first signal
+        at_step = [&] {
+          if (++steps == 2) wait_for_change();
+        };
+      if (rank == 2)  // behind its share of the work
+        at_step = [&] {
+          if (std::memcmp(last, &untouched, sizeof untouched) != 0) wait_for_change();
+        };
+      make();
+      error = "none. " + part.check();
+    } catch (const Error& failure) {
+      error = failure.what();
+    }
+    at_step = nullptr;
+    if (rank == 0) {
+      while (held < size - 1) std::this_thread::yield();
+      part.fill(2);
+      has_changed = true;
+    } else {
+      ++held;
+    }
+    end.arrive_and_wait();  // peers may still write to this rank's buffers
+    if (task) communicator.dismiss(std::move(task));
+    if (!is_persistent && !std::string_view(communicator.last_algorithm()).starts_with("mapped_"))
+      throw std::runtime_error("no buffers were mapped");
+  });
+  expect_no_errors(stray, std::to_string(size) + " ranks");
+  EXPECT_NE(errors[0].find("TRIB_TIMEOUT"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[1].find("rank 0 failed"), std::string::npos) << errors[1];
+  for (std::size_t rank = 2; rank < errors.size(); ++rank)
+    EXPECT_NE(errors[rank].find("failed"), std::string::npos) << errors[rank];
+}
+
+TEST(Communicator, InputOfARankThatGaveUpIsNotTaken) {
+  void (*const set)(void (*)()) = find_disturb();
+  ASSERT_NE(set, nullptr);
+  set(&do_at_step);
+  expect_no_sums_of_changed_input(2, false);
+  expect_no_sums_of_changed_input(3, false);
+  expect_no_sums_of_changed_input(2, true);
+  set(nullptr);
 }
 
 TEST(Communicator, LeavesOfAReduceMayRunAhead) {

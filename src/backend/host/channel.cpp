@@ -4,6 +4,7 @@
 #include "backend/host/channel.hpp"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -421,10 +422,17 @@ bool Channel::have_all_left() {
 }
 
 void Channel::poison(const std::string& why) noexcept {
-  if (is_poisoned_.exchange(true)) return;
   State& state = peers_[rank_].control->state;
+  if (is_poisoned_.exchange(true)) {
+    // Another thread is at it. Nobody leaves a call before peers can see that it failed.
+    while (state.failed.load(std::memory_order_relaxed) == 0) ::sched_yield();
+    return;
+  }
   std::strncpy(state.why, why.c_str(), sizeof state.why - 1);
   state.failed.store(1, std::memory_order_release);  // pairs with the acquire in diagnose()
+  // Release: pairs with the fence in Program::check_stayed(); what the caller then does with its
+  // buffers comes after the mark.
+  std::atomic_thread_fence(std::memory_order_release);
 }
 
 }  // namespace trib::host

@@ -350,6 +350,17 @@ bool Program::has_credit() {
   return true;
 }
 
+/// After our reads of memory that belongs to `peer`'s caller, and before we tell anyone: a peer
+/// that failed has left the call, and what we read may have been changed already.
+void Program::check_stayed(int peer) {
+  // Acquire: pairs with the fence in Channel::poison(); who has read what was written after that
+  // sees the failure.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (channel_.peers_[static_cast<std::size_t>(peer)].control->state.failed.load(
+          std::memory_order_relaxed) != 0) [[unlikely]]
+    channel_.diagnose(peer, position());
+}
+
 /// Whether all who read our `in` directly have done so: before that the caller may not have it
 /// back.
 bool Program::drain() {
@@ -464,6 +475,8 @@ void Program::move(const Instruction& instruction) {
                 store);
       else
         copy_bytes(to_.data(), instruction.to_count, from_[0], count * element_, store);
+      for (int i = 0; i < instruction.from_count; ++i)
+        if (from[i].is_mapped) check_stayed(from[i].rank);
       continue;
     }
     // Pieces small enough that what was read stays in the cache until it is reduced.
@@ -483,10 +496,7 @@ void Program::move(const Instruction& instruction) {
             throw Error(Code::system, "cannot read the memory of rank " +
                                           std::to_string(from[i].rank) + ": " +
                                           std::strerror(errno));
-          // A peer that failed has left the call: its caller may have changed what we just read.
-          if (channel_.peers_[static_cast<std::size_t>(from[i].rank)].control->state.failed.load(
-                  std::memory_order_acquire) != 0)
-            channel_.diagnose(from[i].rank, position());
+          check_stayed(from[i].rank);
           from_[static_cast<std::size_t>(i)] = bounce;
         } else {
           from_[static_cast<std::size_t>(i)] = address(from[i], index) + at * element_;

@@ -85,6 +85,7 @@ class Program final : public trib::Program, public Operation {
   bool is_signalled(Line* line, int peer, int number, int end, int polls);
   bool advance_bound(int polls);
   void move(const Instruction& instruction);
+  void check_stayed(int peer);
   void complete();
   std::size_t slice_begin(int chunk) const;
   std::size_t slice_count(int chunk, int span) const;
