@@ -63,7 +63,8 @@ void Communicator::run(const Request& request) {
 }
 
 inline void Communicator::check_usable() const {
-  if (!failure_.empty()) [[unlikely]]
+  // Acquire: pairs with the release in fail(); `failure_` comes with it.
+  if (has_failed_.load(std::memory_order_acquire)) [[unlikely]]
     throw Error(Code::unusable, "this communicator is unusable since: " + failure_);
   if (background_ && background_->has_failed()) [[unlikely]]
     throw Error(Code::unusable, "this communicator is unusable since: " + background_->failure());
@@ -776,9 +777,17 @@ void Communicator::fail() {
 }
 
 void Communicator::fail(const Error& error) {
-  failure_ = error.what();
-  if (channel_) channel_->poison(failure_);
-  if (devices_.channel) devices_.channel->poison(failure_);
+  {
+    // Several threads may come here at once, with requests of their own. None leaves before peers
+    // can see that this rank failed.
+    const std::lock_guard lock(failure_mutex_);
+    if (!has_failed_.load(std::memory_order_relaxed)) {
+      failure_ = error.what();
+      has_failed_.store(true, std::memory_order_release);
+      if (channel_) channel_->poison(failure_);
+      if (devices_.channel) devices_.channel->poison(failure_);
+    }
+  }
   if (background_) background_->fail(error);
   throw error;
 }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -156,7 +157,9 @@ class Communicator {
   bool heaps_are_refused_ = false;  // ranks cannot map each other's heaps
   std::unique_ptr<PeerHeaps> heaps_;
   std::vector<MappedBuffers> mapped_;  // of the call under way
-  std::string failure_;                // why it is unusable; empty: it is not
+  std::mutex failure_mutex_;
+  std::string failure_;                  // why it is unusable; written once, before ...
+  std::atomic<bool> has_failed_{false};  // ... this is set
   const char* last_algorithm_ = "none";
   std::unique_ptr<Plans> plans_;
   std::array<std::array<std::uint64_t, kCollectives>, kForms> empty_calls_{};

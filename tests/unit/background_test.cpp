@@ -310,6 +310,69 @@ TEST(Background, AFailureEndsEverythingThatIsUnderWay) {
   expect_no_errors(errors, "failure");
 }
 
+/// Threads that wait come to their first look at the clock together, when time is up.
+class GatedBootstrap final : public Bootstrap {
+ public:
+  GatedBootstrap(std::unique_ptr<Bootstrap> real, std::barrier<>& gate)
+      : real_(std::move(real)), gate_(gate) {}
+  int rank() const override { return real_->rank(); }
+  int size() const override { return real_->size(); }
+  void exchange(const void* mine, void* all, std::size_t bytes) override {
+    real_->exchange(mine, all, bytes);
+  }
+  void progress() override {
+    if (--rounds_left != 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    gate_.arrive_and_wait();
+  }
+
+  static thread_local int rounds_left;
+
+ private:
+  const std::unique_ptr<Bootstrap> real_;
+  std::barrier<>& gate_;
+};
+thread_local int GatedBootstrap::rounds_left = 0;
+
+// The race that this is about shows under ThreadSanitizer.
+TEST(Background, ThreadsMayFailAtOnce) {
+  Config config;
+  config.timeout = 0.002;
+  for (int round = 0; round < 20; ++round) {
+    std::barrier gate(3);
+    const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+      Communicator communicator(std::make_unique<GatedBootstrap>(std::move(bootstrap), gate),
+                                config);
+      ASSERT_TRUE(communicator.open_background());
+      if (rank == 1) return;  // it does not take part
+      Call call;
+      call.count = 10;
+      std::vector<Posted> posted(30);
+      for (Posted& one : posted) one.part = std::make_unique<Part>(call, rank, 2);
+      std::vector<std::thread> waiting;
+      for (std::size_t i = 0; i < 2; ++i) {
+        communicator.post(posted[i].task, posted[i].part->request);
+        waiting.emplace_back([&, i] {
+          GatedBootstrap::rounds_left = 64;
+          EXPECT_THROW(communicator.wait(posted[i].task), Error);
+        });
+      }
+      gate.arrive_and_wait();
+      try {
+        for (std::size_t i = 2; i < posted.size(); ++i)
+          communicator.post(posted[i].task, posted[i].part->request);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::unusable);
+      }
+      for (std::thread& thread : waiting) thread.join();
+      communicator.run(posted[0].part->request);
+    });
+    EXPECT_NE(errors[0].find("unusable since: rank 1 did not arrive"), std::string::npos)
+        << errors[0];
+    EXPECT_EQ(errors[1], "");
+  }
+}
+
 TEST(Background, MillionsOfStartsLeaveNothingBehind) {
   expect_no_errors(run_ranks(2,
                              [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
