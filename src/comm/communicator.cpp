@@ -432,9 +432,13 @@ void Communicator::drive() {
 
 bool Communicator::open_background() {
   check_usable();
-  if (!background_)
-    background_ = std::make_unique<Background>(group_, *channel_, *bootstrap_, devices_);
-  return background_->open_lanes();
+  try {
+    if (!background_)
+      background_ = std::make_unique<Background>(group_, *channel_, *bootstrap_, devices_);
+    return background_->open_lanes();
+  } catch (...) {
+    fail();
+  }
 }
 
 void Communicator::post(Task& task, const Request& request) {

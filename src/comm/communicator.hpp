@@ -79,7 +79,8 @@ class Communicator {
   // Reductions that go on in the background. No call of these but open_background() and prepare()
   // waits for peers.
 
-  /// Collective: what post() needs. False (on all ranks alike): there is no memory for it.
+  /// Collective: what post() needs. False (on all ranks alike): there is no memory for it. Throws
+  /// Error: not all ranks came, say; afterwards the communicator is unusable.
   bool open_background();
   bool can_post() const { return background_ && background_->has_lanes(); }
   /// Begins a nonblocking reduction. `task` is not under way, and stays where it is until it is

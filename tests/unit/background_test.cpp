@@ -310,6 +310,45 @@ TEST(Background, AFailureEndsEverythingThatIsUnderWay) {
   expect_no_errors(errors, "failure");
 }
 
+/// Exchanges as long as it is told to; then nobody comes in time.
+class DeafBootstrap final : public Bootstrap {
+ public:
+  DeafBootstrap(std::unique_ptr<Bootstrap> real, const bool& is_deaf)
+      : real_(std::move(real)), is_deaf_(is_deaf) {}
+  int rank() const override { return real_->rank(); }
+  int size() const override { return real_->size(); }
+  void exchange(const void* mine, void* all, std::size_t bytes) override {
+    if (is_deaf_) throw Error(Code::timeout, "not all ranks arrived");
+    real_->exchange(mine, all, bytes);
+  }
+  void progress() override {}
+
+ private:
+  const std::unique_ptr<Bootstrap> real_;
+  const bool& is_deaf_;
+};
+
+TEST(Background, WhatCannotBeSetUpEndsTheCommunicator) {
+  const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    bool is_deaf = false;
+    Communicator communicator(std::make_unique<DeafBootstrap>(std::move(bootstrap), is_deaf),
+                              Config{});
+    Call call;
+    call.count = 10;
+    Part part(call, rank, 2);
+    communicator.run(part.request);
+    is_deaf = true;
+    if (rank == 0) {
+      EXPECT_THROW(communicator.open_background(), Error);
+      EXPECT_THROW(communicator.open_background(), Error);
+    }
+    communicator.run(part.request);
+  });
+  EXPECT_NE(errors[0].find("unusable since: not all ranks arrived"), std::string::npos)
+      << errors[0];
+  EXPECT_NE(errors[1].find("rank 0 failed: not all ranks arrived"), std::string::npos) << errors[1];
+}
+
 /// Threads that wait come to their first look at the clock together, when time is up.
 class GatedBootstrap final : public Bootstrap {
  public:
