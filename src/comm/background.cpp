@@ -261,6 +261,7 @@ void Background::enqueue(Task& task, Lane& lane) {
   task.lane_ = &lane;
   task.next_ = nullptr;
   task.error_.reset();
+  task.rounding_ = Rounding::of_this_thread();
   if (group_.config.stats) task.begun_ = std::chrono::steady_clock::now();
   task.is_under_way_.store(true, std::memory_order_relaxed);
   under_way_.store(under_way_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -339,6 +340,8 @@ void Background::stage(Task& task) {
 bool Background::drive(Lane& lane, int polls) noexcept {
   while (Task* const task = lane.first) {
     try {
+      // Whichever thread this is: all parts of a result, on all ranks, get the caller's bits.
+      const RoundingScope as_caller(task->rounding_);
       if (lane.operation == nullptr && !launch(lane, *task)) return false;
       if (!lane.operation->advance(polls)) return false;
     } catch (const std::exception& error) {

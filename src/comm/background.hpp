@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/rounding.hpp"
 #include "comm/devices.hpp"
 #include "comm/plans.hpp"
 #include "comm/staging.hpp"
@@ -52,6 +53,7 @@ class Task {
   Lane* lane_ = nullptr;
   std::unique_ptr<Lane> own_lane_;  // persistent
   Task* next_ = nullptr;            // in the lane
+  Rounding rounding_;               // of the thread that posted or started it
   const void* in_ = nullptr;  // what the operation reads and writes: the caller's buffers, ...
   void* out_ = nullptr;
   StagingBuffer staged_in_, staged_out_;  // ... or these, for buffers on a device

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <barrier>
+#include <cfenv>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <memory>
 #include <random>
@@ -308,6 +310,75 @@ TEST(Background, AFailureEndsEverythingThatIsUnderWay) {
     }
   });
   expect_no_errors(errors, "failure");
+}
+
+/// The sum of two ranks' `terms`, which both post with arithmetic set by `set`. That of rank
+/// `first` is formed by the other's thread, which has put its own back by then.
+template <class T>
+std::vector<T> sum_by_another_thread(Dtype dtype, const T (&terms)[2], void (*set)(), int first,
+                                     bool is_persistent) {
+  Config config;
+  config.progress = Config::Progress::calls;
+  std::atomic<bool> is_posted{false}, is_done{false};
+  std::vector<T> sums(2);
+  expect_no_errors(run_ranks(2,
+                             [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+                               Communicator communicator(std::move(bootstrap), config);
+                               ASSERT_TRUE(communicator.open_background());
+                               Request request;
+                               request.dtype = dtype;
+                               request.count = 1;
+                               request.in = &terms[rank];
+                               request.out = &sums[static_cast<std::size_t>(rank)];
+                               Task posted;
+                               auto persistent =
+                                   is_persistent ? communicator.prepare(request) : nullptr;
+                               Task& task = persistent ? *persistent : posted;
+                               while (rank != first && !is_posted) std::this_thread::yield();
+                               std::fenv_t before;
+                               std::fegetenv(&before);
+                               set();
+                               if (persistent)
+                                 communicator.start(task);
+                               else
+                                 communicator.post(task, request);
+                               std::fesetenv(&before);
+                               is_posted = true;
+                               const Rounding usual = Rounding::of_this_thread();
+                               if (rank == first) {
+                                 while (!task.is_done()) std::this_thread::yield();
+                                 is_done = true;
+                               }
+                               while (!is_done) Background::progress_all();
+                               EXPECT_EQ(Rounding::of_this_thread(), usual);
+                               communicator.wait(task);
+                               if (persistent) communicator.dismiss(std::move(persistent));
+                             }),
+                   "another thread");
+  return sums;
+}
+
+TEST(Background, WhoeverFormsASumRoundsAsItsCallerDoes) {
+  const auto round_up = [] { std::fesetround(FE_UPWARD); };
+  for (const int first : {0, 1})
+    for (const bool is_persistent : {false, true}) {
+      const float f32[] = {1, 1e-20f}, f32_above = std::nextafter(1.0f, 2.0f);
+      EXPECT_EQ(sum_by_another_thread(Dtype::f32, f32, round_up, first, is_persistent),
+                (std::vector{f32_above, f32_above}));
+      const double f64[] = {1, 1e-40}, f64_above = std::nextafter(1.0, 2.0);
+      EXPECT_EQ(sum_by_another_thread(Dtype::f64, f64, round_up, first, is_persistent),
+                (std::vector{f64_above, f64_above}));
+      const long double f80[] = {1, 1e-60L}, f80_above = std::nextafter(1.0L, 2.0L);
+      EXPECT_EQ(sum_by_another_thread(Dtype::f80, f80, round_up, first, is_persistent),
+                (std::vector{f80_above, f80_above}));
+#if defined(__x86_64__)
+      // Denormal numbers are taken, and given, as zero.
+      const auto flush = [] { _mm_setcsr(_mm_getcsr() | 0x8040); };
+      const double denormal[] = {1e-310, 1e-310};
+      EXPECT_EQ(sum_by_another_thread(Dtype::f64, denormal, flush, first, is_persistent),
+                (std::vector{0.0, 0.0}));
+#endif
+    }
 }
 
 /// Exchanges as long as it is told to; then nobody comes in time.
