@@ -237,11 +237,27 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
 
 void Background::dismiss(Task& task) {
   if (!task.own_lane_) return;
+  std::vector<Served> rows;
+  task.own_lane_->plans.add_served(Form::persistent, rows);
   const std::lock_guard lock(lock_);
-  task.own_lane_->plans.add_served(Form::persistent, served_before_);
+  for (Served& row : rows) keep(row);
   std::erase(own_lanes_, task.lane_);
   task.own_lane_.reset();
   task.lane_ = nullptr;
+}
+
+/// Of a lane that ends: a row for each way of serving, however many lanes come and go.
+void Background::keep(Served& row) {
+  for (Served& known : served_before_) {
+    if (known.collective != row.collective || known.form != row.form ||
+        known.algorithm != row.algorithm)
+      continue;
+    known.calls += row.calls;
+    known.bytes += row.bytes;
+    known.seconds += row.seconds;
+    return;
+  }
+  served_before_.push_back(std::move(row));
 }
 
 void Background::post(Task& task) {

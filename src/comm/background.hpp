@@ -139,6 +139,7 @@ class Background {
   void enqueue(Task& task, Lane& lane);
   bool launch(Lane& lane, Task& task);
   void finish(Task& task);
+  void keep(Served& row);
   void fail_all(const Error& error) noexcept;
   void end_all(const Error& error) noexcept;
 

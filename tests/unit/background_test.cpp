@@ -501,5 +501,27 @@ TEST(Background, MillionsOfStartsLeaveNothingBehind) {
                    "starts");
 }
 
+TEST(Background, WhatFreedOnesServedIsAddedUp) {
+  expect_no_errors(run_ranks(2,
+                             [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+                               Communicator communicator(std::move(bootstrap), Config{});
+                               Call call;
+                               call.count = 3;
+                               Part part(call, rank, 2);
+                               for (int i = 0; i < 50; ++i) {
+                                 auto task = communicator.prepare(part.request);
+                                 communicator.start(*task);
+                                 communicator.wait(*task);
+                                 communicator.dismiss(std::move(task));
+                               }
+                               const std::vector<Served> rows = communicator.served();
+                               ASSERT_EQ(rows.size(), 1u);
+                               EXPECT_EQ(rows[0].form, Form::persistent);
+                               EXPECT_EQ(rows[0].calls, 50u);
+                               EXPECT_EQ(rows[0].bytes, 50 * 3 * sizeof(float));
+                             }),
+                   "freed");
+}
+
 }  // namespace
 }  // namespace trib
