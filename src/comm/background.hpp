@@ -43,13 +43,13 @@ class Task {
   friend class Communicator;
 
   Request request_;
-  std::vector<std::int64_t> counts_;    // a copy of recvcounts
-  std::size_t bytes_ = 0;               // of the vector
-  bool is_on_host_ = false;             // persistent: its buffers are
-  bool meets_ = false;                  // ranks meet before it: its buffers may be on devices
-  std::vector<MappedBuffers> mapped_;   // persistent: of all ranks, for Route::mapped; or empty
-  DeviceCall call_;                     // from then on
-  const Findings* findings_ = nullptr;  // when it was asked for
+  std::vector<std::int64_t> counts_;   // a copy of recvcounts
+  std::size_t bytes_ = 0;              // of the vector
+  bool is_on_host_ = false;            // persistent: its buffers are
+  bool meets_ = false;                 // ranks meet before it: its buffers may be on devices
+  std::vector<MappedBuffers> mapped_;  // persistent: of all ranks, for Route::mapped; or empty
+  DeviceCall call_;                    // from then on
+  std::shared_ptr<const Findings> findings_;  // when it was asked for
   Lane* lane_ = nullptr;
   std::unique_ptr<Lane> own_lane_;  // persistent
   Task* next_ = nullptr;            // in the lane

@@ -454,7 +454,8 @@ void Communicator::post(Task& task, const Request& request) {
     count *= static_cast<std::size_t>(group_.size);
   }
   task.bytes_ = count * bytes(request.dtype);
-  task.findings_ = &group_.findings();
+  // Mostly they are the last post's: to share them anew would cost more than the look.
+  if (task.findings_ != group_.shared_findings()) task.findings_ = group_.shared_findings();
   if (task.bytes_ == 0) return count_empty(task.request_);
   task.meets_ =
       meets_ && devices_.channel && !devices_.are_shared && devices_.can_serve(request, count);
@@ -493,7 +494,7 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request, const Hints&
     settle(*task);
     std::optional<Choice> way;
     if (task->mapped_.empty()) way = tune_for(task->request_, task->meets_, hints);
-    task->findings_ = &group_.findings();
+    task->findings_ = group_.shared_findings();
     if (!background_)
       background_ = std::make_unique<Background>(group_, *channel_, *bootstrap_, devices_);
     if (!background_->prepare(*task, way)) {

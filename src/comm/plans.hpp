@@ -36,12 +36,10 @@ struct Group {
 
   /// What was measured, as far as this point of the program: ranks add to it in calls that all make
   /// in the same order. What is launched later than it was asked for, and maybe by another thread,
-  /// uses the findings of the time when it was asked for, which stay as long as the group.
+  /// uses the findings of the time when it was asked for, and shares them until then.
   const Findings& findings() const { return *findings_; }
-  void set(Findings findings) {
-    all_findings_.push_back(std::make_unique<const Findings>(std::move(findings)));
-    findings_ = all_findings_.back().get();
-  }
+  const std::shared_ptr<const Findings>& shared_findings() const { return findings_; }
+  void set(Findings findings) { findings_ = std::make_shared<const Findings>(std::move(findings)); }
   int nodes() const { return 1 + *std::max_element(node_of.begin(), node_of.end()); }
 
   /// This rank's lowered schedule, made when it is asked for first.
@@ -62,9 +60,7 @@ struct Group {
   mutable std::mutex mutex_;
   Level device_of_;
   std::map<std::tuple<Collective, const Algorithm*, int, Reach>, Schedule> schedules_;
-  const Findings none_;
-  const Findings* findings_ = &none_;
-  std::vector<std::unique_ptr<const Findings>> all_findings_;
+  std::shared_ptr<const Findings> findings_ = std::make_shared<const Findings>();
 };
 
 /// Where a call runs. Staged: on the host, although buffers are on a device. Mapped: where ranks

@@ -222,6 +222,16 @@ TEST(Findings, ANewerRowTakesThePlaceOfAnOlderOne) {
   EXPECT_EQ(findings.rows().size(), 2u);
 }
 
+TEST(Findings, GoWhereNothingUsesThemAnyMore) {
+  Group group;
+  const auto used = group.shared_findings();
+  group.set(group.findings());
+  const std::weak_ptr<const Findings> unused = group.shared_findings();
+  group.set(group.findings());
+  EXPECT_TRUE(unused.expired());
+  EXPECT_TRUE(used->rows().empty());
+}
+
 TEST(Findings, AreObeyedUnlessSomethingForbidsIt) {
   const auto choose = [](const Finding& row, const Key& key, const Config& config = {}) {
     const Findings findings({row}, key.size, 1);
