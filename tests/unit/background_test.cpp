@@ -16,8 +16,8 @@
 #include <system_error>
 #include <thread>
 
-#include "backend/host/program.hpp"
 #include "support/calls.hpp"
+#include "support/disturb.hpp"
 #include "support/sanitizer.hpp"
 #include "support/thread_ranks.hpp"
 
@@ -186,7 +186,9 @@ void shake() {
 
 TEST_P(Sizes, StressWithRandomDelaysAndAHelper) {
   const int size = GetParam();
-  host::disturb = shake;
+  void (*const set)(void (*)()) = test::find_disturb();
+  ASSERT_NE(set, nullptr);
+  set(&shake);
   Config config;
   config.progress = Config::Progress::thread;
   expect_no_errors(
@@ -224,7 +226,7 @@ TEST_P(Sizes, StressWithRandomDelaysAndAHelper) {
             for (auto& task : tasks) communicator.dismiss(std::move(task));
           }),
       "stress");
-  host::disturb = nullptr;
+  set(nullptr);
 }
 
 // Rank 0 looks only once its peer, which needs it several times over, is done.

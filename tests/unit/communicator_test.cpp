@@ -4,13 +4,11 @@
 // time-outs, full memory.
 #include "comm/communicator.hpp"
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <barrier>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -19,6 +17,7 @@
 
 #include "algorithm/registry.hpp"
 #include "support/calls.hpp"
+#include "support/disturb.hpp"
 #include "support/sanitizer.hpp"
 #include "support/thread_ranks.hpp"
 
@@ -27,6 +26,7 @@ namespace {
 
 using test::Call;
 using test::expect_no_errors;
+using test::find_disturb;
 using test::random_call;
 
 using test::run_ranks;
@@ -100,18 +100,6 @@ void disturb() {
   if (dice < 1024)
     for (unsigned spin = random() % 64; spin > 0; --spin)
       std::atomic_signal_fence(std::memory_order_seq_cst);
-}
-
-/// What sets the host backend's `disturb`, or null.
-void (*find_disturb())(void (*)()) {
-  host_backend();  // loads the module
-  Dl_info core{};
-  if (dladdr(reinterpret_cast<void*>(&host_backend), &core) == 0) return nullptr;
-  const std::string file =
-      std::filesystem::absolute(core.dli_fname).parent_path() / "trib_backend_host.so";
-  void* const module = dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD);
-  if (module == nullptr) return nullptr;
-  return reinterpret_cast<void (*)(void (*)())>(dlsym(module, "trib_backend_host_disturb"));
 }
 
 TEST(Communicator, StressWithRandomDelays) {
