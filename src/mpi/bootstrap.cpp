@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "comm/background.hpp"
 #include "mpi/library.hpp"
 #include "mpi/liveness.hpp"
@@ -42,6 +43,18 @@ bool wait_for(MPI_Request& request, double timeout) {
   }
 }
 
+bool MpiBootstrap::wait(MPI_Request& request) const {
+  // Elsewhere a rank may well be late.
+  constexpr double kPatience = 5;  // seconds
+  if (!is_init_under_way() || (timeout_ > 0 && timeout_ <= kPatience))
+    return wait_for(request, timeout_);
+  if (wait_for(request, kPatience)) return true;
+  log_once(Config::Log::warn,
+           "MPI_Init waits for ranks that do not come to set up Tributary: it must be preloaded on "
+           "all ranks of a job, or on none");
+  return wait_for(request, timeout_ > 0 ? timeout_ - kPatience : 0);
+}
+
 void MpiBootstrap::exchange(const void* mine, void* all, std::size_t bytes) {
   if (bytes == 0) return;
   if (bytes > INT_MAX) throw Error(Code::internal, "exchange: too many bytes for one MPI call");
@@ -55,7 +68,7 @@ void MpiBootstrap::exchange(const void* mine, void* all, std::size_t bytes) {
   check(library().Iallgather(buffers->data(), static_cast<int>(bytes), MPI_BYTE, received,
                              static_cast<int>(bytes), MPI_BYTE, comm_, &request),
         "MPI_Iallgather");
-  if (!wait_for(request, timeout_)) {
+  if (!wait(request)) {
     static_cast<void>(buffers.release());
     throw Error(Code::timeout, "setting up the communicator: not all ranks arrived within " +
                                    std::to_string(timeout_) + " s (TRIB_TIMEOUT)");

@@ -21,6 +21,8 @@ class MpiBootstrap : public Bootstrap {
   void detach() { comm_ = MPI_COMM_NULL; }
 
  private:
+  bool wait(MPI_Request& request) const;
+
   MPI_Comm comm_;
   int rank_, size_;
   double timeout_;  // seconds, 0: none

@@ -20,6 +20,8 @@ std::atomic<int> wanting;
 
 namespace {
 
+std::atomic<bool> is_mixed;
+
 void retire(std::uintptr_t word) {
   if (!word) return;
   const std::unique_ptr<Member> member(reinterpret_cast<Member*>(word));
@@ -81,13 +83,19 @@ const Settings& read_settings_once() {
 void agree_on_settings(Bootstrap& bootstrap, Member& member) {
   struct Report {
     char failure[256];
-    bool is_passed_by;
+    bool is_passed_by, is_fortran;
   } mine = {};
   mine.is_passed_by = !what_passes_by().empty();
+  mine.is_fortran = is_begun_in_fortran;
   std::strncpy(mine.failure, read_settings_once().failure.c_str(), sizeof mine.failure - 1);
   std::vector<Report> all(static_cast<std::size_t>(bootstrap.size()));
   bootstrap.exchange(&mine, all.data(), sizeof mine);
-  for (const Report& report : all) member.is_passed_by = member.is_passed_by || report.is_passed_by;
+  member.is_passed_by = false;
+  for (const Report& report : all) {
+    const bool differs = report.is_fortran != mine.is_fortran;
+    if (differs && is_init_under_way()) is_mixed = true;
+    member.is_passed_by = member.is_passed_by || report.is_passed_by || differs;
+  }
   if (mine.failure[0]) throw Error(Code::argument, read_settings_once().failure);
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     if (all[rank].failure[0])
@@ -153,6 +161,7 @@ Member* look_up_member(MPI_Comm comm) {
   // In the table even if setting it up fails: this rank must not enter the exchange alone a second
   // time.
   members->insert(to_word(comm), reinterpret_cast<std::uintptr_t>(member.release()));
+  result->is_passed_by = is_mixed;  // as long as its ranks are not known
   result->declined = is_inter            ? Decline::intercommunicator
                      : result->size == 1 ? Decline::single_rank
                                          : Decline::not_set_up;
@@ -186,7 +195,8 @@ void settle_slowly(MPI_Comm comm) noexcept {
 
 void adopt(MPI_Comm parent, MPI_Comm child) noexcept {
   const Member* const member = find_member(parent);
-  if (!member || !member->has_used_requests || child == MPI_COMM_NULL) return;
+  if (!member || !member->has_used_requests || member->is_passed_by || child == MPI_COMM_NULL)
+    return;
   try {
     if (Member* const its = make_member(child)) {
       its->has_used_requests = true;
@@ -205,6 +215,8 @@ void begin_world() noexcept {
     // As above.
   }
 }
+
+bool is_job_mixed() { return is_mixed; }
 
 void free_members() {
   for (const std::uintptr_t word : members->clear()) retire(word);

@@ -37,7 +37,9 @@ struct Member {
   /// settle() is to do it. The same on all ranks, like all that depends on the order of calls.
   bool wants_background = false;
   bool has_no_background = false;  ///< there was no memory for them
-  bool is_passed_by = false;       ///< on some rank, see what_passes_by(): then none are served
+  /// On some rank, see what_passes_by(), or its ranks are mixed, see is_job_mixed(): none are
+  /// served.
+  bool is_passed_by = false;
   bool has_used_requests = false;  ///< nonblocking or persistent reductions
 };
 
@@ -91,6 +93,9 @@ void adopt(MPI_Comm parent, MPI_Comm child) noexcept;
 void prepare_background(Member& member);
 /// MPI_COMM_WORLD, at the end of MPI_Init.
 void begin_world() noexcept;
+/// Some ranks of MPI_COMM_WORLD began MPI in Fortran, see is_begun_in_fortran, and some in C. Then
+/// the ranks set up communicators in blocking reductions only, which all of them see.
+bool is_job_mixed();
 
 /// At the end of MPI.
 void free_members();

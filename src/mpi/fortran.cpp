@@ -41,6 +41,16 @@ class FortranFunction {
   mutable std::atomic<void*> address_{nullptr};
 };
 
+/// MPI_Init and MPI_Init_thread.
+template <class... Arguments>
+void init_fortran(const FortranFunction& original, Arguments... arguments) {
+  is_begun_in_fortran = true;
+  init([&] {
+    original(arguments...);  // begin_world() sees whether it has worked
+    return MPI_SUCCESS;
+  });
+}
+
 template <class Original>
 void finalize_fortran(const Original& original, int* ierror) {
   finalize([&] {
@@ -192,6 +202,16 @@ void free_memory(const FortranFunction& original, void* block, int* ierror) {
 using trib::Collective;
 using trib::mpi::FortranFunction;
 
+extern "C" void mpi_init_f08_(int* ierror) {
+  static constinit FortranFunction original({"mpi_init_f08_", nullptr, nullptr, nullptr});
+  trib::mpi::init_fortran(original, ierror);
+}
+
+extern "C" void mpi_init_thread_f08_(int* required, int* provided, int* ierror) {
+  static constinit FortranFunction original({"mpi_init_thread_f08_", nullptr, nullptr, nullptr});
+  trib::mpi::init_fortran(original, required, provided, ierror);
+}
+
 extern "C" void mpi_finalize_f08_(int* ierror) {
   static constinit FortranFunction original({"mpi_finalize_f08_", nullptr, nullptr, nullptr});
   trib::mpi::finalize_fortran(original, ierror);
@@ -279,6 +299,18 @@ TRIB_FORTRAN(mpi_reduce, MPI_REDUCE, reduce, TRIB_ROOTED, root)
 TRIB_FORTRAN(mpi_reduce_scatter, MPI_REDUCE_SCATTER, reduce_scatter, TRIB_PARAMETERS, nullptr)
 TRIB_FORTRAN(mpi_reduce_scatter_block, MPI_REDUCE_SCATTER_BLOCK, reduce_scatter_block,
              TRIB_PARAMETERS, nullptr)
+
+void mpi_init_(int* ierror) {
+  static constinit FortranFunction original(TRIB_SPELLINGS(mpi_init, MPI_INIT));
+  trib::mpi::init_fortran(original, ierror);
+}
+TRIB_ALIASES(mpi_init, MPI_INIT, (int*))
+
+void mpi_init_thread_(int* required, int* provided, int* ierror) {
+  static constinit FortranFunction original(TRIB_SPELLINGS(mpi_init_thread, MPI_INIT_THREAD));
+  trib::mpi::init_fortran(original, required, provided, ierror);
+}
+TRIB_ALIASES(mpi_init_thread, MPI_INIT_THREAD, (int*, int*, int*))
 
 void mpi_finalize_(int* ierror) {
   static constinit FortranFunction original(TRIB_SPELLINGS(mpi_finalize, MPI_FINALIZE));

@@ -19,11 +19,12 @@
 namespace trib::mpi {
 
 std::atomic<int> open_sessions;
+std::atomic<bool> is_begun_in_fortran;
 
 namespace {
 
-// Fortran's MPI_Finalize may call C's, and both are ours.
-std::atomic<int> finalize_depth;
+// Fortran's MPI_Init and MPI_Finalize may call C's, and both are ours.
+std::atomic<int> init_depth, finalize_depth;
 
 // In Intel MPI 2021.18 MPI_Initialized is true once a session was opened. It then has no world.
 std::atomic<bool> is_initialized_by_session;
@@ -52,15 +53,30 @@ bool is_world_running() {
   return is_initialized() && !is_finalized && !is_initialized_by_session;
 }
 
-// So that nonblocking reductions, which may not wait for other ranks, find everything ready.
-void end_init() noexcept {
+namespace {
+
+void warn_if_alone() {
   int size = 0;
   if (is_asked_for_many_ranks() && library().is_ours && is_world_running() &&
       library().Comm_size(MPI_COMM_WORLD, &size) == MPI_SUCCESS && size == 1)
     log_once(Config::Log::warn,
              "trib run was asked for TRIB_N=" + std::string(std::getenv("TRIB_N")) +
                  " ranks, but this is a job of one: the launcher does not fit the program's MPI");
-  begin_world();
+}
+
+}  // namespace
+
+bool is_init_under_way() { return init_depth.load(std::memory_order_relaxed) > 0; }
+
+void begin_init() noexcept { ++init_depth; }
+
+// So that nonblocking reductions, which may not wait for other ranks, find everything ready.
+void end_init(bool is_success) noexcept {
+  if (is_success && init_depth == 1) {
+    warn_if_alone();
+    begin_world();
+  }
+  --init_depth;
 }
 
 void begin_finalize() noexcept {

@@ -15,13 +15,20 @@ bool is_world_running();
 /// MPI_Session_init, with `original` for the MPI's own.
 int init_session(const std::function<int()>& original);
 
-/// What there is to do after the MPI's own MPI_Init.
-void end_init() noexcept;
+/// MPI_Init is under way, ours included: no rank is late in it.
+bool is_init_under_way();
+/// MPI_Init was called by a Fortran function that goes past C's. Others of that kind do, too.
+extern std::atomic<bool> is_begun_in_fortran;
+
+/// What there is to do before and after the MPI's own MPI_Init.
+void begin_init() noexcept;
+void end_init(bool is_success) noexcept;
 
 template <class Original>
 int init(Original original) {
+  begin_init();
   const int status = original();
-  if (status == 0) end_init();
+  end_init(status == 0);
   return status;
 }
 

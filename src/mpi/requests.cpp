@@ -311,7 +311,9 @@ void warn_of_passing_by(const Member& member) {
   log(Config::Log::warn,
       "nonblocking and persistent reductions are left to the MPI, as waits for them would not "
       "be seen: " +
-          (here.empty() ? "on another rank MPI_Wait or its like leads elsewhere" : here));
+          (is_job_mixed() ? "some ranks of this job have begun MPI in Fortran and some in C"
+           : here.empty() ? "on another rank MPI_Wait or its like leads elsewhere"
+                          : here));
 }
 
 bool post(const Call& call, Member& member, const Request& reduction, MPI_Request* request) {

@@ -120,15 +120,16 @@ int prepare(const Call& call, MPI_Request* request, Original original) {
     return in_mpi(is_in_mpi, [&] { return original(passed); });
   };
   try {
-    Member* const member = make_member(call.comm);
+    Member* const member = is_job_mixed() ? look_up_member(call.comm) : make_member(call.comm);
     if (!member || !request) return mpis(call);  // the MPI says what is wrong
     member->has_used_requests = true;
-    if (member->declined) return leave_request_to_mpi(call, *member->declined, request, mpis);
+    if (member->declined && *member->declined != Decline::not_set_up)
+      return leave_request_to_mpi(call, *member->declined, request, mpis);
     if (!member->failure.empty()) [[unlikely]]
       throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
     Request reduction;
     if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]] {
-      member->communicator->note_declined(call.collective, *reason);
+      if (!member->is_passed_by) member->communicator->note_declined(call.collective, *reason);
       return leave_request_to_mpi(call, *reason, request, mpis);
     }
     if (is_passed_by_f08) return leave_request_to_mpi(call, Decline::passed_by, request, mpis);

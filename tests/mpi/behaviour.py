@@ -77,7 +77,7 @@ def bind_now(context: Context) -> None:
         r"|MPI_(Comm_dup|Comm_dup_with_info|Comm_split|Comm_split_type|Comm_free|Comm_disconnect)"
         r"|MPI_(Session_init|Session_finalize|Init|Init_thread|Finalize)"
         r"|mpi_(i(allreduce|reduce|reduce_scatter|reduce_scatter_block)|(allreduce|reduce|reduce_scatter|reduce_scatter_block)_init)_f08ts_(large_)?"
-        r"|(mpi_|MPI_)(allreduce|reduce|reduce_scatter|reduce_scatter_block|finalize|free_mem|comm_free|comm_disconnect)(_|__|_f08_)?|trib_\w+)",
+        r"|(mpi_|MPI_)(allreduce|reduce|reduce_scatter|reduce_scatter_block|init|init_thread|finalize|free_mem|comm_free|comm_disconnect)(_|__|_f08_)?|trib_\w+)",
         re.IGNORECASE,
     )
     expect(all(allowed.fullmatch(name) for name in names), "\n".join(sorted(names)))
@@ -295,6 +295,14 @@ def tool_in_front(context: Context) -> None:
     expect(result.status == 0 and "MPI_Wait" not in result.output, result)
 
 
+def left_out(context: Context) -> None:
+    """Where some ranks run without the library, the others say what they wait for."""
+    program = context.program("communicators")
+    result = context.run(1, [program], also=[["env", "-u", "LD_PRELOAD", program]], timeout=12)
+    warning = "MPI_Init waits for ranks that do not come to set up Tributary"
+    expect(result.output.count(warning) == 1, result)
+
+
 def private_mpi(context: Context) -> None:
     """An MPI that is loaded later, privately, is found, and serves."""
     module = str(context.programs / f"libmpi_private_{context.suffix}.so")
@@ -352,6 +360,7 @@ CHECKS: dict[str, Callable[[Context], None]] = {
         gpu_killed,
         tuning,
         tool_in_front,
+        left_out,
         private_mpi,
     )
 }

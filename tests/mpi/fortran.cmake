@@ -30,7 +30,7 @@ foreach(family mpich openmpi)
     # The same library under the system's older MPI, in C.
     find_program(TRIB_CXX_${family} mpicxx.${family} DOC "C++ compiler of the system's MPI, for tests")
     if(TRIB_CXX_${family})
-      foreach(name properties communicators passthrough errors)
+      foreach(name properties communicators passthrough errors mixed)
         set(program ${CMAKE_CURRENT_BINARY_DIR}/mpi_${name}_debian_${family})
         add_custom_command(OUTPUT ${program}
           COMMAND ${TRIB_CXX_${family}} -std=c++20 -O1 -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX
@@ -38,9 +38,26 @@ foreach(family mpich openmpi)
           DEPENDS ${name}.cpp check.hpp)
         add_custom_target(build_mpi_${name}_debian_${family} ALL DEPENDS ${program})
         add_dependencies(mpi_tests build_mpi_${name}_debian_${family})
-        if(NOT name STREQUAL errors)
+        if(NOT name MATCHES "^(errors|mixed)$")
           trib_mpi_test(${name} ${mpi} 2,3 ${program})
         endif()
+      endforeach()
+      # Ranks in C and in Fortran.
+      set(c ${CMAKE_CURRENT_BINARY_DIR}/mpi_mixed_debian_${family})
+      foreach(how mpi f08)
+        set(program ${CMAKE_CURRENT_BINARY_DIR}/fortran_mixed_${how}_${family})
+        string(TOUPPER ${how} HOW)
+        add_custom_command(OUTPUT ${program}
+          COMMAND ${TRIB_FORTRAN_${family}} -O1 -w -cpp -DUSE_${HOW} -fallow-argument-mismatch ${CMAKE_CURRENT_SOURCE_DIR}/fortran/mixed.F90
+                  -o ${program}
+          DEPENDS fortran/mixed.F90)
+        add_custom_target(build_fortran_mixed_${how}_${family} ALL DEPENDS ${program})
+        add_dependencies(mpi_tests build_fortran_mixed_${how}_${family})
+        set(expected --timeout 60 --expect "c: fine" --expect "fortran: fine")
+        trib_mpi_test(mixed-${how} ${mpi} 1,2 ${expected} --also ${program} ${c})
+        trib_mpi_test(mixed-${how}-thread ${mpi} 1 ${expected} --also "${c} thread" ${program} thread)
+        trib_mpi_test(mixed-${how}-disabled ${mpi} 1 --env TRIB_ENABLE=0 ${expected} --also ${c} ${program})
+        trib_mpi_test(mixed-${how}-without ${mpi} 1 --no-preload ${expected} --also ${c} ${program})
       endforeach()
       trib_mpi_test(errors ${mpi} 2,3 --env TEST_OWN_CLASSES=1 --expect "as expected" --
                     ${CMAKE_CURRENT_BINARY_DIR}/mpi_errors_debian_${family} count)

@@ -88,8 +88,9 @@ def run(
     env: dict[str, str] | None = None,
     timeout: float = 120,
     options: list[str] | None = None,
+    also: list[list[str]] | None = None,
 ) -> Result:
-    """Preload "": the library of this MPI; None: nothing."""
+    """Preload "": the library of this MPI; None: nothing. Also: commands of the job's other ranks, as many for each."""
     variables = dict(os.environ)
     for name in list(variables):
         if name.startswith("TRIB_"):
@@ -103,8 +104,9 @@ def run(
         inner.append(f"LD_PRELOAD={libraries}")
     inner += [f"{name}={value}" for name, value in {**WITHOUT_TUNING, **(env or {})}.items()]
     launcher = mpi.command(ranks)
+    others = [word for other in also or [] for word in (":", "-n", str(ranks), *inner, *other)]
     process = subprocess.Popen(
-        [launcher[0], *(options or []), *launcher[1:], *inner, *command],
+        [launcher[0], *(options or []), *launcher[1:], *inner, *command, *others],
         env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -141,6 +143,9 @@ def main() -> int:
         action="store_true",
         help="the launcher leaves the other ranks alone when one ends",
     )
+    parser.add_argument(
+        "--also", action="append", default=[], help="a command that as many ranks run"
+    )
     parser.add_argument("--expect", action="append", default=[], help="text in the output")
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
@@ -157,6 +162,7 @@ def main() -> int:
                 env=dict(item.split("=", 1) for item in arguments.env),
                 timeout=arguments.timeout,
                 options=mpi.options_to_keep_others() if arguments.keep_others else None,
+                also=[command.split() for command in arguments.also],
             )
             if reason := reason_to_skip(result, ranks):
                 print(reason)
