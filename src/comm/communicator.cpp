@@ -62,14 +62,6 @@ void Communicator::run(const Request& request) {
   }
 }
 
-inline void Communicator::check_usable() const {
-  // Acquire: pairs with the release in fail(); `failure_` comes with it.
-  if (has_failed_.load(std::memory_order_acquire)) [[unlikely]]
-    throw Error(Code::unusable, "this communicator is unusable since: " + failure_);
-  if (background_ && background_->has_failed()) [[unlikely]]
-    throw Error(Code::unusable, "this communicator is unusable since: " + background_->failure());
-}
-
 inline void Communicator::run_checked(const Request& request) {
   Plan& plan = plans_->find(request);
   channel_->announce(plan.signature);

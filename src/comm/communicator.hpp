@@ -63,6 +63,10 @@ class Communicator {
   /// unusable.
   void run(const Request& request);
 
+  /// Throws Error once something has gone wrong: from then on nothing may be served here, nor left
+  /// to the MPI, where calls may meet what other ranks have begun.
+  void check_usable() const;
+
   /// Tells peers that this rank's next call on the communicator is left to the MPI, so that ranks
   /// which disagree get an error instead of a hang. Cheap; to be called once per declined call.
   void note_declined(Collective collective, Decline reason);
@@ -139,7 +143,6 @@ class Communicator {
   void wait_slowly(Step&& step, Position&& position);
   template <class Step, class Diagnose, class CheckAlive, class IsGuess>
   void wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive, IsGuess&& is_guess);
-  void check_usable() const;
   void check_time(int peer, double waited) const;
   void count_empty(const Request& request);
   [[noreturn]] void fail();
@@ -169,5 +172,13 @@ class Communicator {
              *seen_out_ = nullptr;          // as Plan's, of what goes on in the background
   std::unique_ptr<Background> background_;  // from open_background() or prepare() on
 };
+
+inline void Communicator::check_usable() const {
+  // Acquire: pairs with the release in fail(); `failure_` comes with it.
+  if (has_failed_.load(std::memory_order_acquire)) [[unlikely]]
+    throw Error(Code::unusable, "this communicator is unusable since: " + failure_);
+  if (background_ && background_->has_failed()) [[unlikely]]
+    throw Error(Code::unusable, "this communicator is unusable since: " + background_->failure());
+}
 
 }  // namespace trib

@@ -102,19 +102,32 @@ void agree_on_settings(Bootstrap& bootstrap, Member& member) {
       throw Error(Code::argument, "rank " + std::to_string(rank) + ": " + all[rank].failure);
 }
 
+/// Does `step`. What goes wrong is the end of the communicator, also where nobody can be told now:
+/// the next reduction reports it.
+template <class Step>
+void do_or_fail(Member& member, const Step& step) {
+  try {
+    step();
+  } catch (const std::exception& error) {
+    try {
+      member.failure = error.what();
+    } catch (const std::exception&) {
+      member.failure = "out of memory";  // short enough to need none
+    }
+    throw;
+  }
+}
+
 void set_up(MPI_Comm comm, Member& member) {
   member.declined.reset();
   const Config& config = read_settings_once().config;  // the defaults, if there was an error
-  auto bootstrap = std::make_unique<MpiBootstrap>(comm, member.rank, member.size, config.timeout);
-  MpiBootstrap* const its_bootstrap = bootstrap.get();
-  try {
+  do_or_fail(member, [&] {
+    auto bootstrap = std::make_unique<MpiBootstrap>(comm, member.rank, member.size, config.timeout);
+    MpiBootstrap* const its_bootstrap = bootstrap.get();
     agree_on_settings(*bootstrap, member);
     member.communicator = std::make_shared<Communicator>(std::move(bootstrap), config);
     member.bootstrap = its_bootstrap;
-  } catch (const std::exception& error) {
-    member.failure = error.what();
-    throw;
-  }
+  });
   if (const Decline* reason = member.communicator->declined()) member.declined = *reason;
 }
 
@@ -179,7 +192,7 @@ void prepare_background(Member& member) {
   member.wants_background = false;
   if (!member.declined && !member.is_passed_by && member.communicator &&
       !member.communicator->can_post())
-    member.has_no_background = !member.communicator->open_background();
+    do_or_fail(member, [&] { member.has_no_background = !member.communicator->open_background(); });
 }
 
 void settle_slowly(MPI_Comm comm) noexcept {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "comm/communicator.hpp"
 #include "mpi/handle_map.hpp"
 #include "mpi/immortal.hpp"
@@ -27,7 +28,7 @@ struct Member {
   MpiBootstrap* bootstrap = nullptr;  ///< the communicator's
   /// Nothing is served here. not_set_up: not yet, see settle().
   std::optional<Decline> declined;
-  std::string failure;           ///< setting it up went wrong
+  std::string failure;           ///< setting it up, or preparing it, went wrong
   bool was_left_to_mpi = false;  ///< the last call
   /// What the last served call was and came to: the next is often the same. Zero: nothing known.
   unsigned last_generation = 0;
@@ -48,6 +49,17 @@ extern constinit Immortal<HandleMap> members;
 /// Null: not seen before, or freed since. What is on the path of every call.
 inline Member* find_member(MPI_Comm comm) {
   return reinterpret_cast<Member*>(members->find(to_word(comm)));
+}
+
+inline void check_set_up(const Member& member) {
+  if (!member.failure.empty()) [[unlikely]]
+    throw Error(Code::unusable, "this communicator could not be set up: " + member.failure);
+}
+/// Throws Error if something has gone wrong on the communicator. Its calls are not left to the MPI
+/// either, where they would meet what was begun to set it up.
+inline void check_usable(const Member& member) {
+  check_set_up(member);
+  if (member.communicator) member.communicator->check_usable();
 }
 
 /// Stands around the MPI's own MPI_Comm_free and MPI_Comm_disconnect. MPIs delete the newest
@@ -89,7 +101,7 @@ inline void settle(MPI_Comm comm) noexcept {
 }
 /// The same for a communicator that has just come to be: if its parent used such calls, it may.
 void adopt(MPI_Comm parent, MPI_Comm child) noexcept;
-/// Collective: prepares `member`, which serves reductions, for nonblocking ones.
+/// Collective: prepares `member`, which serves reductions, for nonblocking ones. Throws Error.
 void prepare_background(Member& member);
 /// MPI_COMM_WORLD, at the end of MPI_Init.
 void begin_world() noexcept;

@@ -14,9 +14,12 @@ namespace trib::mpi {
 /// The call is left to the MPI. Peers that do not leave theirs get an error instead of waiting.
 template <class Original>
 int leave_to_mpi(const Call& call, Member& member, Decline reason, const Original& original) {
+  if (!member.declined) {
+    check_usable(member);
+    member.communicator->note_declined(call.collective, reason);
+  }
   member.was_left_to_mpi = true;
   count_declined(reason);
-  if (!member.declined) member.communicator->note_declined(call.collective, reason);
   Call passed = call;
   passed.op = operator_for_mpi(call);
   if (reason == Decline::disabled) return original(passed);
@@ -38,8 +41,7 @@ int intercept(const Call& call, Original original) {
       if (member->wants_background) prepare_background(*member);
       if (member->declined) return leave_to_mpi(call, *member, *member->declined, mpis);
     }
-    if (!member->failure.empty()) [[unlikely]]
-      throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
+    check_set_up(*member);
     const unsigned generation = generation_of_types.load(std::memory_order_relaxed);
     if (member->last_generation != generation || !(call == member->last_call)) {
       Request request;

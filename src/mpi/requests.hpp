@@ -89,8 +89,7 @@ int post(const Call& call, MPI_Request* request, Original original) {
     member->has_used_requests = true;
     if (member->declined && *member->declined != Decline::not_set_up)
       return leave_request_to_mpi(call, *member->declined, request, mpis);
-    if (!member->failure.empty()) [[unlikely]]
-      throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
+    check_usable(*member);
     Request reduction;
     if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]]
       return leave_request_to_mpi(call, *reason, request, mpis);
@@ -125,8 +124,7 @@ int prepare(const Call& call, MPI_Request* request, Original original) {
     member->has_used_requests = true;
     if (member->declined && *member->declined != Decline::not_set_up)
       return leave_request_to_mpi(call, *member->declined, request, mpis);
-    if (!member->failure.empty()) [[unlikely]]
-      throw Error(Code::unusable, "this communicator could not be set up: " + member->failure);
+    check_usable(*member);
     Request reduction;
     if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]] {
       if (!member->is_passed_by) member->communicator->note_declined(call.collective, *reason);

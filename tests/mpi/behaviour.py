@@ -164,7 +164,14 @@ def disagreement(context: Context) -> None:
 
 def time_limit(context: Context) -> None:
     """A peer that does not come in time is an error after TRIB_TIMEOUT."""
-    for ranks, case in ((2, "timeout"), (3, "timeout"), (3, "timeout-any")):
+    for ranks, case in (
+        (2, "timeout"),
+        (3, "timeout"),
+        (3, "timeout-any"),
+        (2, "unprepared"),
+        (3, "unprepared"),
+        (3, "unprepared-barrier"),
+    ):
         env = {"TRIB_TIMEOUT": "1"}
         result = context.run(ranks, [context.program("errors"), case], env=env, timeout=40)
         expect(result.status == 0, result)

@@ -104,6 +104,50 @@ int main(int argc, char** argv) {
     MPI_Finalize();
     return 0;
   }
+  if (what.find("unprepared") == 0) {  // with TRIB_TIMEOUT
+    // A rank is late where the communicator is to be prepared for nonblocking reductions: in a
+    // reduction, or in another call, which then can say nothing.
+    status = post_and_end(true);
+    CHECK(status == MPI_SUCCESS, "");
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+    if (odd) std::this_thread::sleep_until(end);
+    if (what == "unprepared-barrier") {
+      status = MPI_Barrier(comm);
+      CHECK(status == MPI_SUCCESS, "");
+    } else {
+      status = reduce(count);
+      CHECK(status != MPI_SUCCESS, "");
+    }
+    const auto is_unusable = [&](const char* call, int result) {
+      const std::string text = error_text(result);
+      CHECK(has(text, "tributary: ") && has(text, "TRIB_TIMEOUT"), "rank %d, %s: %s", rank, call,
+            text.c_str());
+    };
+    MPI_Request request;
+    MPI_Op op;
+    MPI_Op_create([](void*, void*, int*, MPI_Datatype*) {}, 1, &op);
+    const auto* const from = in.data();
+    auto* const to = out.data();
+    is_unusable("MPI_Iallreduce",
+                MPI_Iallreduce(from, to, count, MPI_DOUBLE, MPI_SUM, comm, &request));
+    is_unusable("MPI_Allreduce", reduce(count));
+    is_unusable("MPI_Reduce", MPI_Reduce(from, to, count, MPI_DOUBLE, MPI_SUM, 0, comm));
+    is_unusable("MPI_Allreduce, own operator",
+                MPI_Allreduce(from, to, count, MPI_DOUBLE, op, comm));
+    is_unusable("MPI_Iallreduce, own operator",
+                MPI_Iallreduce(from, to, count, MPI_DOUBLE, op, comm, &request));
+#if MPI_VERSION >= 4
+    is_unusable("MPI_Allreduce_init", MPI_Allreduce_init(from, to, count, MPI_DOUBLE, MPI_SUM, comm,
+                                                         MPI_INFO_NULL, &request));
+#endif
+    MPI_Op_free(&op);
+    std::this_thread::sleep_until(end + std::chrono::seconds(3));  // all have had their errors
+    if (rank == 0) std::printf("as expected\n");
+    std::fflush(stdout);
+    MPI_Errhandler_free(&errhandler);
+    MPI_Finalize();
+    return 0;
+  }
   std::vector<std::string> expected;  // in the text
   int expected_class = MPI_ERR_ARG;
 
@@ -184,6 +228,11 @@ int main(int argc, char** argv) {
   if (is_late && odd && status == MPI_SUCCESS) status = reduce(count);
   CHECK(status != MPI_SUCCESS, "");
   CHECK(has(error_text(status), "unusable") || (is_late && odd), "%s", error_text(status).c_str());
+  if (!is_late) {  // nor is a call left to the MPI
+    MPI_Request request;
+    status = MPI_Iallreduce(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, comm, &request);
+    CHECK(has(error_text(status), "unusable"), "%s", error_text(status).c_str());
+  }
   // Others are as before.
   if (!is_killed) {
     int one = 1, all = 0;
