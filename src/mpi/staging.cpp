@@ -27,8 +27,8 @@ namespace {
 const DeviceBackend* present_device() noexcept {
   try {
     return device_backend();
-  } catch (const Error&) {
-    return nullptr;  // no backend at all: communicators that could be served say so
+  } catch (const std::exception&) {
+    return nullptr;  // no backends, or no folder: communicators that could be served say so
   }
 }
 

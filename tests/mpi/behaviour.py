@@ -302,6 +302,20 @@ def tool_in_front(context: Context) -> None:
     expect(result.status == 0 and "MPI_Wait" not in result.output, result)
 
 
+def without_folder(context: Context) -> None:
+    """Where the library's folder cannot be read, calls that need nothing from it go on."""
+    with tempfile.TemporaryDirectory() as folder:
+        there = Path(folder) / "lib"
+        there.mkdir()
+        preload = Path(context.mpi.preload)
+        for name in (preload.name, "libtributary.so"):
+            shutil.copy(preload.with_name(name), there)
+        result = context.run(
+            1, [context.program("errors"), "without", str(there)], preload=str(there / preload.name)
+        )
+        expect(result.status == 0 and "as expected" in result.output, result)
+
+
 def left_out(context: Context) -> None:
     """Where some ranks run without the library, the others say what they wait for."""
     program = context.program("communicators")
@@ -367,6 +381,7 @@ CHECKS: dict[str, Callable[[Context], None]] = {
         gpu_killed,
         tuning,
         tool_in_front,
+        without_folder,
         left_out,
         private_mpi,
     )
