@@ -89,6 +89,27 @@ void give_back(Handle* handle) {
   shelf().free.push_back(handle);
 }
 
+/// Takes the orphans off the shelf, and puts those back that are left: the MPI may call the program
+/// back when it tests them, which must find no lock taken.
+class TakenOrphans {
+ public:
+  TakenOrphans() {
+    const std::lock_guard lock(shelf().lock);
+    orphans_.swap(shelf().orphans);
+  }
+  ~TakenOrphans() {
+    const std::lock_guard lock(shelf().lock);
+    orphans_.swap(shelf().orphans);
+    shelf().orphans.insert(shelf().orphans.end(), orphans_.begin(), orphans_.end());
+  }
+  TakenOrphans(const TakenOrphans&) = delete;
+  TakenOrphans& operator=(const TakenOrphans&) = delete;
+  std::vector<Handle*>& get() { return orphans_; }
+
+ private:
+  std::vector<Handle*> orphans_;
+};
+
 /// The program does not want to hear of its end any more.
 void dismiss(Handle& handle) {
   handle.emulation.reset();
@@ -287,18 +308,14 @@ int refuse(const Handle& handle, const char* what) {
 
 void sweep() {
   if (orphans_held.load(std::memory_order_relaxed) == 0) return;
-  std::vector<Handle*> done;
-  {
-    const std::lock_guard lock(shelf().lock);
-    auto& orphans = shelf().orphans;
-    for (std::size_t i = orphans.size(); i > 0; --i) {
-      if (is_under_way(*orphans[i - 1])) continue;
-      done.push_back(orphans[i - 1]);
-      orphans.erase(orphans.begin() + static_cast<std::ptrdiff_t>(i - 1));
-    }
-  }
-  orphans_held -= static_cast<int>(done.size());
-  for (Handle* const handle : done) {
+  TakenOrphans taken;
+  auto& orphans = taken.get();
+  for (std::size_t i = orphans.size(); i > 0; --i) {
+    Handle* const handle = orphans[i - 1];
+    if (is_under_way(*handle)) continue;
+    orphans[i - 1] = orphans.back();
+    orphans.pop_back();
+    --orphans_held;
     dismiss(*handle);
     give_back(handle);
   }

@@ -237,14 +237,18 @@ int keep(std::unique_ptr<HostCopies> copies, bool is_persistent, MPI_Comm comm,
 void sweep_staged() noexcept {
   Orphans& all = orphans();
   if (all.count.load(std::memory_order_relaxed) == 0) return;
-  const std::unique_lock lock(all.mutex, std::try_to_lock);
-  if (!lock) return;
-  std::erase_if(all.records, [&](Record* record) {
-    int is_done = 0;
-    MPI_Status status;
-    const int result = mpi::test(&record->request, &is_done, &status);
-    if (result == MPI_SUCCESS && !is_done) return false;
+  // The MPI may call the program back when it tests them, which must find no lock taken.
+  std::vector<Record*> taken;
+  {
+    const std::lock_guard lock(all.mutex);
+    taken.swap(all.records);
+  }
+  std::erase_if(taken, [&](Record* record) {
     try {
+      int is_done = 0;
+      MPI_Status status;
+      const int result = mpi::test(&record->request, &is_done, &status);
+      if (result == MPI_SUCCESS && !is_done) return false;
       if (result == MPI_SUCCESS) fetch(*record, &status);
     } catch (const std::exception&) {
       // Nobody is left who could hear of it.
@@ -254,6 +258,9 @@ void sweep_staged() noexcept {
     --all.count;
     return true;
   });
+  const std::lock_guard lock(all.mutex);
+  taken.swap(all.records);
+  all.records.insert(all.records.end(), taken.begin(), taken.end());
 }
 
 void end_staged() noexcept {

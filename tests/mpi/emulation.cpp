@@ -49,7 +49,7 @@ struct Chain {
                                             : static_cast<const void*>(in.data());
     void* const to = out_of_device ? out_of_device : out.data();
     MPI_Op op;
-    MPI_Op_create(chain, 0, &op);
+    MPI_Op_create(function, 0, &op);
     MPI_Datatype type;
     MPI_Type_contiguous(2, MPI_INT, &type);
     MPI_Type_commit(&type);
@@ -118,6 +118,7 @@ struct Chain {
   std::vector<Pair> in, out;
   void *in_of_device = nullptr, *out_of_device = nullptr;  ///< instead
   MPI_Datatype its_type = MPI_DATATYPE_NULL;               ///< as it was
+  MPI_User_function* function = chain;
   MPI_Request request = MPI_REQUEST_NULL;
 };
 
@@ -202,6 +203,49 @@ void freed() {
     EXPECT(one.request == MPI_REQUEST_NULL, "not freed");
   }
   MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/// Looks at what was freed, as all calls that make requests do, and is refused.
+void ask_for_too_much() {
+  Pair in{}, out{};
+  MPI_Request request = MPI_REQUEST_NULL;
+  const int status = MPI_Allreduce_init_c(&in, &out, MPI_Count{INT_MAX} + 1, MPI_2INT, MPI_MAXLOC,
+                                          MPI_COMM_SELF, MPI_INFO_NULL, &request);
+  EXPECT(error_class(status) == MPI_ERR_ARG, "%s", error_text(status).c_str());
+}
+
+bool is_armed, has_asked;
+void chain_and_ask(void* in, void* inout, int* count, MPI_Datatype* type) {
+  chain(in, inout, count, type);
+  if (!is_armed) return;
+  is_armed = false;
+  ask_for_too_much();
+  has_asked = true;
+}
+
+/// What was freed is looked at while the MPI calls the program, which makes a request.
+void called_back() {
+  MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+  Chain one(MPI_COMM_WORLD, Collective::allreduce, false, 10);
+  one.function = chain_and_ask;
+  one.init(MPI_COMM_WORLD, Form::plain);
+  one.fill(1);
+  int token = 0;
+  if (rank == 0) {
+    MPI_Start(&one.request);
+    MPI_Request_free(&one.request);
+    is_armed = size > 1;
+    for (int r = 1; r < size; ++r) MPI_Send(&token, 1, MPI_INT, r, 5, MPI_COMM_WORLD);
+    while (is_armed || (size > 1 && !has_asked)) ask_for_too_much();
+  } else {
+    MPI_Recv(&token, 1, MPI_INT, 0, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    MPI_Start(&one.request);
+    MPI_Wait(&one.request, MPI_STATUS_IGNORE);
+    MPI_Request_free(&one.request);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  for (int i = 0; i < 100; ++i) ask_for_too_much();  // rank 0 has its result before `one` goes
+  MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_ARE_FATAL);
 }
 
 /// Of a device's buffers the MPI gets copies; some requests are freed while they run.
@@ -337,6 +381,8 @@ int main(int argc, char** argv) {
     section = "device";
     device(MPI_COMM_WORLD);
   }
+  section = "called-back";
+  called_back();
   section = "errors";
   errors();
   // What is never freed, or never waited for, is no obstacle at the end.
