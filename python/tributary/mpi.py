@@ -282,17 +282,34 @@ class Plan:
     vendor: str  # of the runtime
     installation: Installation | None  # None: srun
     command: list[str] = field(default_factory=list)  # launcher with its options
-    rank_environment: dict[str, str] = field(default_factory=dict)  # set for the ranks only
+    rank_environment: dict[str, str] = field(default_factory=dict)  # set for the ranks
     environment: dict[str, str] = field(default_factory=dict)  # of the launcher
 
     def argv(self, program: list[str]) -> list[str]:
         """The whole command line."""
-        settings = [f"{name}={value}" for name, value in self.rank_environment.items()]
-        return [*self.command, "env", *settings, *program]
+        settings = self.rank_environment.items()
+        if self.installation and self.installation.vendor in ("mpich", "intel"):
+            # Hydra sets these also for processes that the program spawns, and not for itself.
+            words = [word for name, value in settings for word in ("-genv", name, value)]
+            return [*self.command, *words, *program]
+        return [*self.command, "env", *(f"{name}={value}" for name, value in settings), *program]
+
+    def launcher_environment(self) -> dict[str, str]:
+        """What is set for the launcher. Open MPI gives spawned processes its launcher's variables, whatever the first
+        ranks have (-x does not reach them in 5.0); preload libraries do nothing in a launcher. The ranks' own
+        assignments stay, as they travel to other machines.
+        """
+        if self.installation is None or self.installation.vendor != "openmpi":
+            return self.environment
+        shared = dict(self.rank_environment)
+        own_libraries = str(self.installation.prefix / "lib")
+        if shared.get("LD_LIBRARY_PATH", "").split(":")[0] != own_libraries:
+            shared.pop("LD_LIBRARY_PATH", None)  # another Open MPI's: the launcher would load it
+        return {**shared, **self.environment}
 
     def full_environment(self) -> dict[str, str]:
         """The launcher's environment."""
-        return {**os.environ, **self.environment}
+        return {**os.environ, **self.launcher_environment()}
 
 
 def check_name(name: str, option: str = "--mpi") -> str:

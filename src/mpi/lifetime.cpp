@@ -29,6 +29,12 @@ std::atomic<int> init_depth, finalize_depth;
 // In Intel MPI 2021.18 MPI_Initialized is true once a session was opened. It then has no world.
 std::atomic<bool> is_initialized_by_session;
 
+// Its number of ranks is the program's choice, not the one that trib run was asked for.
+bool is_spawned() {
+  MPI_Comm parent = MPI_COMM_NULL;
+  return library().Comm_get_parent(&parent) == MPI_SUCCESS && parent != MPI_COMM_NULL;
+}
+
 bool is_initialized() {
   int result = 0;
   library().Initialized(&result);
@@ -58,7 +64,7 @@ namespace {
 void warn_if_alone() {
   int size = 0;
   if (is_asked_for_many_ranks() && library().is_ours && is_world_running() &&
-      library().Comm_size(MPI_COMM_WORLD, &size) == MPI_SUCCESS && size == 1)
+      library().Comm_size(MPI_COMM_WORLD, &size) == MPI_SUCCESS && size == 1 && !is_spawned())
     log_once(Config::Log::warn,
              "trib run was asked for TRIB_N=" + std::string(std::getenv("TRIB_N")) +
                  " ranks, but this is a job of one: the launcher does not fit the program's MPI");

@@ -228,7 +228,7 @@ def test_imb_runs_with_the_wheel_it_came_in(trib: Trib) -> None:
     status, out, _ = trib("run", "-n", "2", "--dry-run", "--", imb, "allreduce")
     assert status == 0
     assert str(intel.prefix / "bin/mpiexec") in out
-    assert f"LD_LIBRARY_PATH={intel.prefix / 'lib'}" in out
+    assert f"-genv LD_LIBRARY_PATH {intel.prefix / 'lib'}" in out
 
 
 @pytest.mark.parametrize("kind", ["ELF", "script"])
@@ -401,3 +401,80 @@ def test_jobs_really_run(name: str) -> None:
     )
     assert done.stdout.startswith("ranks 2 library")
     assert mpi.vendor_of_library(Path(done.stdout.split()[3])) == plan.vendor
+
+
+SPAWNING = """
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(int argc, char** argv) {
+  MPI_Comm parent, others, all;
+  int sum = 0, one = 1;
+  const char* preload;
+  MPI_Init(&argc, &argv);
+  MPI_Comm_get_parent(&parent);
+  others = parent;
+  if (parent == MPI_COMM_NULL)
+    MPI_Comm_spawn(argv[0], MPI_ARGV_NULL, 1, MPI_INFO_NULL, 0, MPI_COMM_WORLD, &others, MPI_ERRCODES_IGNORE);
+  MPI_Intercomm_merge(others, parent != MPI_COMM_NULL, &all);
+  MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, all);
+  preload = getenv("LD_PRELOAD");
+  printf("%s: sum %d, LD_PRELOAD=%s TRIB_STATS=%s\\n", parent == MPI_COMM_NULL ? "first" : "spawned", sum,
+         preload ? preload : "", getenv("TRIB_STATS"));
+  MPI_Comm_free(&all);
+  MPI_Comm_disconnect(&others);
+  MPI_Finalize();
+  return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["mpich", "intel", "openmpi"])
+def test_spawned_processes_have_the_library(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it they would never answer what ranks with it agree upon."""
+    built_or_skip("trib-info")
+    installed = wheel_or_skip(name)
+    if tree.preload_library(tree.ABI_OF[name]) is None:
+        pytest.skip("no preload library is built")
+    headers = wheel_or_skip("mpich" if name == "intel" else name).prefix
+    source, program = tmp_path / "spawn.c", tmp_path / "spawn"
+    source.write_text(SPAWNING)
+    libraries = ["-L", headers / "lib", "-lmpi"]
+    if name != "intel":
+        libraries.append(f"-Wl,-rpath,{installed.prefix / 'lib'}")
+    subprocess.run(
+        ["gcc", source, "-I", headers / "include", *libraries, "-o", program], check=True
+    )
+    monkeypatch.setenv("I_MPI_SPAWN", "on")  # off unless asked for
+    plan = mpi.plan(program, 1, name, settings={"TRIB_STATS": "1", "TRIB_N": "2"})
+    done = subprocess.run(
+        plan.argv([str(program)]),
+        env=plan.full_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    library = tree.preload_library(tree.ABI_OF[name])
+    for which in ("first", "spawned"):
+        assert f"{which}: sum 2, LD_PRELOAD={library} TRIB_STATS=1\n" in done.stdout
+    # TRIB_N is for the first ranks: the job that they spawn has as many as the program says.
+    assert done.stderr.count("this is a job of one") == 1
+
+
+def test_what_a_launcher_is_given(tmp_path: Path) -> None:
+    """Hydra has an option; an Open MPI's launcher gets variables, but no libraries of another Open MPI."""
+    made = mpi.Plan(mpi.Linked(tmp_path), "openmpi", "openmpi", None, ["mpiexec"])
+    made.rank_environment = {"TRIB_STATS": "1", "LD_LIBRARY_PATH": f"{tmp_path}/lib:/other"}
+    assert made.launcher_environment() == {}  # srun
+    for vendor in ("mpich", "intel"):
+        made.installation = mpi.Installation(vendor, tmp_path, None, None, "", "PATH")
+        assert made.launcher_environment() == {}
+        assert made.argv(["./a"])[:4] == ["mpiexec", "-genv", "TRIB_STATS", "1"]
+    made.installation = mpi.Installation("openmpi", tmp_path, None, None, "", "PATH")
+    assert made.launcher_environment() == made.rank_environment
+    made.installation = mpi.Installation("openmpi", Path("/usr"), None, None, "", "--launcher")
+    assert made.launcher_environment() == {"TRIB_STATS": "1"}

@@ -99,7 +99,8 @@ def run(parsed: argparse.Namespace) -> int:
     argv = plan.argv([str(program), *parsed.program[1:]])
     if parsed.dry_run:
         # A name that is quoted is no assignment.
-        words = [f"{name}={shlex.quote(value)}" for name, value in plan.environment.items()]
+        variables = plan.launcher_environment()
+        words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
         print(*words, shlex.join(argv))
         return 0
     sys.stdout.flush()
