@@ -51,6 +51,14 @@ def which(command: str) -> Path | None:
     return Path.cwd() / found if found else None
 
 
+def which_launcher(command: str) -> Path | None:
+    """As which, but never a launcher in /bin: Open MPI takes the folder above as its prefix, and refuses "/"."""
+    path = which(command)
+    if path and path.parent.parent == Path("/"):
+        return path.parent.resolve() / path.name  # /bin is a link to /usr/bin
+    return path
+
+
 @functools.cache
 def vendor_of_library(path: Path) -> str | None:
     """Whose libmpi a file is: mpich, intel or openmpi."""
@@ -155,7 +163,7 @@ def on_path() -> tuple[Installation, ...]:
     seen: set[Path] = set()
     names = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
     for name in names:
-        path = which(name)
+        path = which_launcher(name)
         if path is None or path.resolve() in seen:
             continue
         seen.add(path.resolve())
@@ -381,7 +389,7 @@ def _launches(launcher: str, vendor: str) -> bool:
 def _find_launcher(linked: Linked, vendor: str, chosen: str | None) -> Installation:
     """The mpiexec of the program's own MPI: the one beside its library, on PATH, or from PyPI."""
     if chosen:
-        path = which(chosen)
+        path = which_launcher(chosen)
         if path is None:
             raise UserError(
                 f"--launcher: {chosen}: no such program (accepted: mpiexec, srun, or a path)"

@@ -270,6 +270,20 @@ def test_a_launcher_of_the_working_directory(
     assert mpi.plan(program, 2, launcher="./mpiexec").command[0] == str(launcher)
 
 
+def test_a_launcher_in_bin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI's mpiexec takes /bin/mpiexec for a prefix that is only a slash."""
+    names = [name for name in ("mpiexec", "mpiexec.hydra") if Path("/bin", name).exists()]
+    if not names or Path("/bin").resolve() == Path("/bin"):
+        pytest.skip("no mpiexec in /bin, or /bin is no link")
+    _path(monkeypatch, Path("/bin"))
+    mpi.on_path.cache_clear()
+    for one in mpi.on_path():
+        assert one.mpiexec and one.mpiexec.parent == Path("/usr/bin")
+        assert one.prefix == Path("/usr")
+    for name in names:
+        assert mpi.which_launcher(f"/bin/{name}") == Path("/usr/bin", name)
+
+
 @pytest.mark.parametrize("words", [("run", "-n", "2"), ("bench", "allreduce", "-n", "2")])
 def test_no_srun_is_said(words: tuple[str, ...], trib: Trib, make_program: Make) -> None:
     import shutil
