@@ -2,9 +2,12 @@
 // How a segment comes about: rank 0 creates a file without a name, the others open it through
 // /proc, every rank allocates its own region. Where /proc/PID/fd is closed to us, a file in
 // /dev/shm under a random name takes its place; it is unlinked as soon as all have opened it.
+// Should the job be killed before that, a later one of the same user does it.
 #include "backend/segment.hpp"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -108,6 +111,41 @@ class File {
   int fd_;
 };
 
+constexpr char kPrefix[] = "tributary-";  // of names in /dev/shm
+
+/// Makes a file in /dev/shm, locked as long as its name is there. The kernel takes the lock back
+/// however its holder ends, and it is seen from other process namespaces, where its number is not.
+int make_named_file(const char* name) {
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    const int fd = ::shm_open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0) return fd;
+    while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
+    }
+    // Before it was locked, it was taken for a file that somebody left behind.
+    struct stat status{};
+    if (::fstat(fd, &status) == 0 && status.st_nlink > 0) return fd;
+    ::close(fd);
+  }
+  errno = EBUSY;
+  return -1;
+}
+
+/// Removes files that this user's killed jobs left behind: nobody holds a lock on them.
+void remove_stale_files() {
+  DIR* const folder = ::opendir("/dev/shm");
+  if (folder == nullptr) return;
+  while (const dirent* const entry = ::readdir(folder)) {
+    if (std::strncmp(entry->d_name, kPrefix, sizeof kPrefix - 1) != 0) continue;
+    const File file(
+        ::openat(::dirfd(folder), entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    struct stat status{};
+    if (file.get() >= 0 && ::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode) &&
+        status.st_uid == ::geteuid() && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0)
+      ::unlinkat(::dirfd(folder), entry->d_name, 0);
+  }
+  ::closedir(folder);
+}
+
 }  // namespace
 
 struct Segment::Mapping {
@@ -168,10 +206,11 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
     if (mode == Config::Segment::memfd) {
       file.reset(::memfd_create("tributary", MFD_CLOEXEC));
     } else {
-      std::snprintf(mine.name, sizeof mine.name, "/tributary-%016llx%016llx",
+      remove_stale_files();
+      std::snprintf(mine.name, sizeof mine.name, "/%s%016llx%016llx", kPrefix,
                     static_cast<unsigned long long>(mine.nonce[0]),
                     static_cast<unsigned long long>(mine.nonce[1]));
-      file.reset(::shm_open(mine.name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+      file.reset(make_named_file(mine.name));
     }
     if (file.get() < 0) {
       trouble = describe(mode == Config::Segment::memfd ? "memfd_create" : "shm_open");

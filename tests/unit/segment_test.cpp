@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Files in /dev/shm that take the place of those without names: which are removed, and which stay.
+#include "backend/segment.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+
+#include "support/thread_ranks.hpp"
+
+namespace trib {
+namespace {
+
+constexpr std::size_t kBytes = 16 << 10;
+
+/// A segment of three ranks, each of which sees what the others write. Returns "" or what is wrong.
+std::string use_segment(Config::Segment mode) {
+  std::string trouble;
+  test::run_ranks(3, [&](int rank, const std::unique_ptr<Bootstrap>& bootstrap) {
+    std::string why;
+    const auto segment = Segment::open(*bootstrap, kBytes, mode, why);
+    if (rank == 0 && !segment) trouble = why;
+    if (!segment) return;
+    std::memset(segment->of(rank), rank + 1, kBytes);
+    int mine = 0, all[3];
+    bootstrap->exchange(&mine, all, sizeof mine);
+    for (int peer = 0; peer < 3; ++peer)
+      EXPECT_EQ(segment->of(peer)[kBytes - 1], static_cast<std::byte>(peer + 1));
+    bootstrap->exchange(&mine, all, sizeof mine);
+  });
+  return trouble;
+}
+
+bool is_there(const std::string& name) { return ::access(("/dev/shm" + name).c_str(), F_OK) == 0; }
+
+TEST(Segment, FilesOfJobsThatWereKilledAreRemoved) {
+  const std::string self = std::to_string(::getpid());
+  const std::string stale = "/tributary-test-stale-" + self;
+  const std::string held = "/tributary-test-held-" + self;
+  const std::string other = "/tributar-test-" + self;
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const int fd = ::shm_open(stale.c_str(), O_CREAT | O_RDWR, 0600);
+    if (::flock(fd, LOCK_EX) != 0 || ::write(ready[1], "x", 1) != 1) ::_exit(1);
+    for (;;) ::pause();
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  const int locked = ::shm_open(held.c_str(), O_CREAT | O_RDWR, 0600);
+  ASSERT_EQ(::flock(locked, LOCK_EX), 0);
+  const int unrelated = ::shm_open(other.c_str(), O_CREAT | O_RDWR, 0600);
+
+  EXPECT_EQ(use_segment(Config::Segment::file), "");
+  EXPECT_TRUE(is_there(stale));  // its maker lives
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(use_segment(Config::Segment::memfd), "");
+  EXPECT_TRUE(is_there(stale));
+  EXPECT_EQ(use_segment(Config::Segment::file), "");
+  EXPECT_FALSE(is_there(stale));
+  EXPECT_TRUE(is_there(held));
+  EXPECT_TRUE(is_there(other));
+
+  ::shm_unlink(stale.c_str());
+  ::shm_unlink(held.c_str());
+  ::shm_unlink(other.c_str());
+  for (const int fd : {locked, unrelated, ready[0], ready[1]}) ::close(fd);
+}
+
+}  // namespace
+}  // namespace trib
