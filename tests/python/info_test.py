@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,3 +112,19 @@ def test_the_documentation_is_up_to_date() -> None:
                 assert info.rewrite(text, data, page) == text, f"{page}: run `make docs`"
             except UserError as error:
                 pytest.fail(str(error))
+
+
+@pytest.mark.parametrize("words", [(), ("--json",), ("--markdown",)])
+def test_a_reader_who_leaves(words: tuple[str, ...]) -> None:
+    """As in `trib info | head -1`: no complaints, and the status of a process that SIGPIPE ends."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = "import sys; from tributary.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "info", *words],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")

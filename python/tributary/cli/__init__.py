@@ -6,6 +6,7 @@ To add one: write its file and name it in `_COMMANDS`.
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -56,15 +57,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             speaker = parsed.parser if is_behind else parser
             speaker.error(f"unrecognized arguments: {' '.join(unknown)}")
         parsed.program = program or getattr(parsed, "program", [])
-        return int(parsed.run(parsed))
+        status = int(parsed.run(parsed))
+        sys.stdout.flush()  # so that a broken pipe shows here
+        return status
     except UserError as error:
         print(f"trib {chosen}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has left
-        sys.stderr.close()
-        return 141
+        # What is still to be written goes nowhere, so that the interpreter does not complain at its end.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return 141  # as of a process that SIGPIPE ends
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print(f"trib {chosen}: {text}", file=sys.stderr)
