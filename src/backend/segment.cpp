@@ -10,6 +10,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -42,6 +43,18 @@ struct Offer {
 std::atomic<std::size_t> budget_used{0};
 
 std::string describe(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
+
+/// ftruncate(), but with an error beyond the limit on the sizes of files, where it would end the
+/// program by SIGXFSZ.
+int set_bytes(int fd, std::size_t bytes) {
+  rlimit most{};
+  if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY &&
+      bytes > most.rlim_cur) {
+    errno = EFBIG;
+    return -1;
+  }
+  return ::ftruncate(fd, static_cast<off_t>(bytes));
+}
 
 /// Takes the memory for real: without that a full file system would show as SIGBUS, later. Returns
 /// the error, like posix_fallocate, which a signal may interrupt.
@@ -214,7 +227,7 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
     }
     if (file.get() < 0) {
       trouble = describe(mode == Config::Segment::memfd ? "memfd_create" : "shm_open");
-    } else if (::ftruncate(file.get(), static_cast<off_t>(total)) != 0) {
+    } else if (set_bytes(file.get(), total) != 0) {
       trouble = describe("ftruncate");
     } else if (const int error = allocate(file.get(), 0, kPage); error != 0) {
       errno = error;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Files in /dev/shm that take the place of those without names: which are removed, and which stay.
+// Segments that cannot be had, and files in /dev/shm that take the place of those without names:
+// which are removed, and which stay.
 #include "backend/segment.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -73,6 +75,22 @@ TEST(Segment, FilesOfJobsThatWereKilledAreRemoved) {
   ::shm_unlink(held.c_str());
   ::shm_unlink(other.c_str());
   for (const int fd : {locked, unrelated, ready[0], ready[1]}) ::close(fd);
+}
+
+/// ftruncate() by itself would end the process.
+TEST(Segment, LimitOnTheSizesOfFiles) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  for (const auto mode :
+       {Config::Segment::automatic, Config::Segment::memfd, Config::Segment::file})
+    for (const std::size_t bytes : {std::size_t{0}, 2 * kBytes}) {
+      const rlimit less{bytes, before.rlim_max};
+      ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &less), 0);
+      const std::string why = use_segment(mode);
+      ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+      EXPECT_EQ(why, "ftruncate: File too large");
+    }
+  EXPECT_EQ(use_segment(Config::Segment::automatic), "");
 }
 
 }  // namespace
