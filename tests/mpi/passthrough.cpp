@@ -54,7 +54,15 @@ int main(int argc, char** argv) {
   MPI_Op_free(&op);
   MPI_Type_free(&pair);
 
-  // A dup of a predefined type is a type of its own to us, and a sum to the MPI.
+  // A dup of a predefined type is a type of its own to us. Open MPI adds it up, MPICH refuses it.
+  MPI_Datatype dup;
+  MPI_Type_dup(MPI_INT, &dup);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  const int status = MPI_Allreduce(in.data(), out.data(), 20, dup, MPI_SUM, MPI_COMM_WORLD);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
+  CHECK(status != MPI_SUCCESS || out[19] == size * (size - 1) / 2, "dup of a type: %d", out[19]);
+  expect_mpi();
+  MPI_Type_free(&dup);
   served_call();
 
   // Nonblocking ones in flight around served calls.
