@@ -16,6 +16,7 @@
 
 #include "mpi/bootstrap.hpp"
 #include "mpi/library.hpp"
+#include "mpi/lifetime.hpp"
 
 namespace trib::mpi {
 
@@ -203,7 +204,10 @@ void print_stats(bool is_world) {
     check(library().Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
     check(library().Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
     const std::vector<Row> own = rows_of_process();
-    if (const auto rows = gather(own, rank, size)) {
+    const auto rows = gather(own, rank, size);
+    // All take part, but a session that is still open here has the last word.
+    if (open_sessions > 0) return;
+    if (rows) {
       if (rank == 0)
         print(*rows, size, size == 1 ? "1 rank" : "average of " + std::to_string(size) + " ranks");
     } else {

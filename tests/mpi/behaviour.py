@@ -121,6 +121,13 @@ def stats(context: Context) -> None:
     result = context.run(2, [context.program("lifetime"), "session"], env={"TRIB_STATS": "1"})
     if result.status == 0 and context.mpi.large_count:
         expect(result.output.count("tributary: statistics, this rank (rank 0 of 2)") == 1, result)
+    if context.mpi.kind == "mpich":  # the others end with the world, or crash
+        command = [context.program("lifetime"), "world-in-session"]
+        for _ in range(5):  # as in CMakeLists.txt: MPICH 5.0.2 hangs in some such jobs
+            result = context.run(2, command, env={"TRIB_STATS": "1"}, timeout=10)
+            if not result.timed_out:
+                break
+        expect(result.status == 0 and result.output.count("tributary: statistics") == 1, result)
 
 
 def settings(context: Context) -> None:

@@ -54,8 +54,19 @@ void sessions(int rounds) {
     session.end();
   }
 }
+
+void world_in_session() {
+  Session session;
+  reduce_on(session.comm);
+  MPI_Init(nullptr, nullptr);
+  reduce_on(MPI_COMM_WORLD);
+  MPI_Finalize();
+  reduce_on(session.comm);
+  session.end();
+}
 #else
 void sessions(int) {}
+void world_in_session() {}
 #endif
 
 #if MPI_VERSION >= 4 || (defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION >= 5)
@@ -107,6 +118,8 @@ int main(int argc, char** argv) {
       sessions(3);
     } else if (what == "session") {
       sessions(1);
+    } else if (what == "world-in-session") {
+      world_in_session();
     } else {  // world, or world-and-sessions
       MPI_Init(&argc, &argv);
       int keyval;
