@@ -14,6 +14,7 @@
 #include "base/log.hpp"
 #include "comm/background.hpp"
 #include "mpi/library.hpp"
+#include "mpi/lifetime.hpp"
 #include "mpi/liveness.hpp"
 
 namespace trib::mpi {
