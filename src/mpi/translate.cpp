@@ -17,15 +17,16 @@ namespace trib::mpi {
 namespace {
 
 // A value of the tables is 1 + Dtype or 1 + Op, or one of these.
-constexpr std::uintptr_t kOther = 254;  // known to MPI, not ours
-constexpr std::uintptr_t kNull = 255;   // a null handle
+constexpr std::uintptr_t kOfFortran = 128;  // added to that: integers without logical operators
+constexpr std::uintptr_t kOther = 254;      // known to MPI, not ours
+constexpr std::uintptr_t kNull = 255;       // a null handle
 
 constinit Immortal<HandleMap> types;
 constinit Immortal<HandleMap> ops;
 constinit Immortal<std::mutex> tables_mutex;
 std::atomic<bool> are_tables_ready;
 
-enum class Kind { integer, natural, real, complex, logical, int_pair, real_pair };
+enum class Kind { integer, fortran_integer, natural, real, complex, logical, int_pair, real_pair };
 
 /// Empty where nothing of the kind has that many bytes, as REAL*16.
 std::optional<Dtype> dtype_of(Kind kind, int bytes) {
@@ -46,6 +47,7 @@ std::optional<Dtype> dtype_of(Kind kind, int bytes) {
   };
   switch (kind) {
     case Kind::integer:
+    case Kind::fortran_integer:
       return by_width(Dtype::i8, Dtype::i16, Dtype::i32, Dtype::i64);
     case Kind::natural:
       return by_width(Dtype::u8, Dtype::u16, Dtype::u32, Dtype::u64);
@@ -65,10 +67,13 @@ std::optional<Dtype> dtype_of(Kind kind, int bytes) {
   return {};
 }
 
-void add(MPI_Datatype handle, std::optional<Dtype> dtype) {
+static_assert(1 + kDtypes <= kOfFortran && kOfFortran + 1 + kDtypes <= kOther);
+
+void add(MPI_Datatype handle, std::optional<Dtype> dtype, Kind kind = Kind::natural) {
   const Word key = to_word(handle);
   if (key == 0 || key == to_word(MPI_DATATYPE_NULL)) return;  // not in this MPI
-  types->insert(key, dtype ? 1 + static_cast<std::uintptr_t>(*dtype) : kOther);
+  const std::uintptr_t flag = kind == Kind::fortran_integer ? kOfFortran : 0;
+  types->insert(key, dtype ? flag + 1 + static_cast<std::uintptr_t>(*dtype) : kOther);
 }
 
 void add_types() {
@@ -100,9 +105,9 @@ void add_types() {
       TRIB_C(MPI_UINT16_T, natural, std::uint16_t),
       TRIB_C(MPI_UINT32_T, natural, std::uint32_t),
       TRIB_C(MPI_UINT64_T, natural, std::uint64_t),
-      TRIB_C(MPI_AINT, integer, MPI_Aint),
-      TRIB_C(MPI_OFFSET, integer, MPI_Offset),
-      TRIB_C(MPI_COUNT, integer, MPI_Count),
+      TRIB_C(MPI_AINT, fortran_integer, MPI_Aint),
+      TRIB_C(MPI_OFFSET, fortran_integer, MPI_Offset),
+      TRIB_C(MPI_COUNT, fortran_integer, MPI_Count),
       TRIB_C(MPI_FLOAT, real, float),
       TRIB_C(MPI_DOUBLE, real, double),
       TRIB_C(MPI_C_FLOAT_COMPLEX, complex, Complex<float>),
@@ -112,10 +117,10 @@ void add_types() {
       TRIB_C(MPI_C_BOOL, logical, bool),
       TRIB_C(MPI_CXX_BOOL, logical, bool),
       // Fortran, with the size in the name.
-      {MPI_INTEGER1, Kind::integer, 1},
-      {MPI_INTEGER2, Kind::integer, 2},
-      {MPI_INTEGER4, Kind::integer, 4},
-      {MPI_INTEGER8, Kind::integer, 8},
+      {MPI_INTEGER1, Kind::fortran_integer, 1},
+      {MPI_INTEGER2, Kind::fortran_integer, 2},
+      {MPI_INTEGER4, Kind::fortran_integer, 4},
+      {MPI_INTEGER8, Kind::fortran_integer, 8},
       {MPI_REAL2, Kind::real, 2},
       {MPI_REAL4, Kind::real, 4},
       {MPI_REAL8, Kind::real, 8},
@@ -129,7 +134,7 @@ void add_types() {
   };
   // clang-format on
 #undef TRIB_C
-  for (const Sized& row : sized) add(row.handle, dtype_of(row.kind, row.bytes));
+  for (const Sized& row : sized) add(row.handle, dtype_of(row.kind, row.bytes), row.kind);
 
   // Fortran, of a size that depends on how the MPI was built. Only here the MPI is asked: of types
   // that it may not know, Intel MPI aborts, whatever the error handler.
@@ -138,21 +143,17 @@ void add_types() {
     Kind kind;
   };
   const Asked asked[] = {
-      {MPI_INTEGER, Kind::integer},
-      {MPI_REAL, Kind::real},
-      {MPI_DOUBLE_PRECISION, Kind::real},
-      {MPI_COMPLEX, Kind::complex},
-      {MPI_DOUBLE_COMPLEX, Kind::complex},
-      {MPI_LOGICAL, Kind::logical},
-      {MPI_2INTEGER, Kind::int_pair},
-      {MPI_2REAL, Kind::real_pair},
+      {MPI_INTEGER, Kind::fortran_integer},     {MPI_REAL, Kind::real},
+      {MPI_DOUBLE_PRECISION, Kind::real},       {MPI_COMPLEX, Kind::complex},
+      {MPI_DOUBLE_COMPLEX, Kind::complex},      {MPI_LOGICAL, Kind::logical},
+      {MPI_2INTEGER, Kind::int_pair},           {MPI_2REAL, Kind::real_pair},
       {MPI_2DOUBLE_PRECISION, Kind::real_pair},
   };
   for (const Asked& row : asked) {
     int bytes = 0;
     if (to_word(row.handle) == 0 || row.handle == MPI_DATATYPE_NULL) continue;
     if (library().Type_size(row.handle, &bytes) == MPI_SUCCESS)
-      add(row.handle, dtype_of(row.kind, bytes));
+      add(row.handle, dtype_of(row.kind, bytes), row.kind);
   }
 
   struct Named {
@@ -236,9 +237,10 @@ std::optional<Decline> translate(const Call& call, int rank, int size, Request& 
   const std::uintptr_t op = ops->find(to_word(call.op));
   if (op == 0 || op == kNull) [[unlikely]]
     return op == kNull ? Decline::bad_argument : Decline::user_operator;
-  request.dtype = static_cast<Dtype>(type - 1);
+  request.dtype = static_cast<Dtype>(type % kOfFortran - 1);
   request.op = static_cast<Op>(op - 1);
-  if (!is_defined(request.op, request.dtype)) [[unlikely]]
+  const bool is_logical = request.op == Op::land || request.op == Op::lor || request.op == Op::lxor;
+  if (!is_defined(request.op, request.dtype) || (is_logical && type > kOfFortran)) [[unlikely]]
     return Decline::undefined_op;
 
   request.collective = call.collective;

@@ -65,6 +65,13 @@ int main(int argc, char** argv) {
   MPI_Type_free(&dup);
   served_call();
 
+  // The standard gives the integers of Fortran no logical operators. Open MPI does.
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  MPI_Allreduce(in.data(), out.data(), 20, MPI_INTEGER, MPI_LAND, MPI_COMM_WORLD);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
+  expect_mpi();
+  served_call();
+
   // Nonblocking ones in flight around served calls.
   std::vector<double> a(1000, rank), b(1000);
   MPI_Request request;

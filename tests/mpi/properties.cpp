@@ -529,12 +529,16 @@ void all_types() {
   INTEGERS_OF_FORTRAN(MPI_OFFSET, MPI_Offset);
   INTEGERS_OF_FORTRAN(MPI_COUNT, MPI_Count);
   INTEGERS_OF_FORTRAN(MPI_INTEGER, int);
+  INTEGERS_OF_FORTRAN(MPI_INTEGER1, std::int8_t);
+  INTEGERS_OF_FORTRAN(MPI_INTEGER2, std::int16_t);
+  INTEGERS_OF_FORTRAN(MPI_INTEGER4, std::int32_t);
 #ifdef MPI_INTEGER8
   INTEGERS_OF_FORTRAN(MPI_INTEGER8, std::int64_t);
 #endif
   all_calls<long double>("MPI_LONG_DOUBLE", MPI_LONG_DOUBLE, arithmetic<long double>());
   all_calls<float>("MPI_REAL", MPI_REAL, arithmetic<float>());
   all_calls<double>("MPI_DOUBLE_PRECISION", MPI_DOUBLE_PRECISION, arithmetic<double>());
+  all_calls<float>("MPI_REAL4", MPI_REAL4, arithmetic<float>());
 #ifdef MPI_REAL8
   all_calls<double>("MPI_REAL8", MPI_REAL8, arithmetic<double>());
 #endif
@@ -549,6 +553,12 @@ void all_types() {
                              complexes<Complex<double>>());
   all_calls<Complex<double>>("MPI_CXX_DOUBLE_COMPLEX", MPI_CXX_DOUBLE_COMPLEX,
                              complexes<Complex<double>>());
+  all_calls<Complex<float>>("MPI_CXX_FLOAT_COMPLEX", MPI_CXX_FLOAT_COMPLEX,
+                            complexes<Complex<float>>());
+  all_calls<Complex<long double>>("MPI_CXX_LONG_DOUBLE_COMPLEX", MPI_CXX_LONG_DOUBLE_COMPLEX,
+                                  complexes<Complex<long double>>());
+  all_calls<Complex<float>>("MPI_COMPLEX8", MPI_COMPLEX8, complexes<Complex<float>>());
+  all_calls<Complex<double>>("MPI_COMPLEX16", MPI_COMPLEX16, complexes<Complex<double>>());
   all_calls<Bool>("MPI_C_BOOL", MPI_C_BOOL, logicals<Bool>());
   all_calls<Bool>("MPI_CXX_BOOL", MPI_CXX_BOOL, logicals<Bool>());
   all_calls<Logical<int>>("MPI_LOGICAL", MPI_LOGICAL, logicals<Logical<int>>());
