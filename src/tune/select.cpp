@@ -132,7 +132,7 @@ constexpr std::size_t kMostMapped = 2048 * MiB;
 constexpr DeviceRow kDevice[] = {
     {1,    32 * KiB,   "one_shot", true,  32,  1 * KiB},
     {1,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
-    {2,    256 * KiB,  "one_shot", true,  132, 512},
+    {2,    240 * KiB,  "one_shot", true,  132, 512},
     {2,    512 * KiB,  "one_shot", false, 132, 4 * KiB},
     {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
