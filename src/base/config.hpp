@@ -40,7 +40,7 @@ struct Config {
       0;  ///< TRIB_SLICE: bytes of scratch per chunk and pass, 0: by table (K, M, G suffixes)
   enum class Device : int { automatic, off } device = Device::automatic;  ///< TRIB_DEVICE=auto|off
   enum class PeerAccess : int { automatic, off } peer_access = PeerAccess::automatic;  ///< TRIB_P2P
-  enum class Map : int { automatic, off, always, results } map = Map::automatic;                ///< TRIB_MAP
+  enum class Map : int { automatic, off, always, results } map = Map::automatic;       ///< TRIB_MAP
   enum class Protocol : int {
     automatic,
     packet,
@@ -51,16 +51,16 @@ struct Config {
     kernel,
     copy,
     gemv
-  } engine = Engine::automatic;    ///< TRIB_ENGINE=auto|kernel|copy|gemv
-  char cublas[512] = "auto";       ///< TRIB_CUBLAS: "auto" or a path
-  long blocks = 0;                 ///< TRIB_BLOCKS: of a GPU kernel, 0: by table
-  long resident = -1;              ///< TRIB_RESIDENT: microseconds that a GPU kernel lingers
+  } engine = Engine::automatic;  ///< TRIB_ENGINE=auto|kernel|copy|gemv
+  char cublas[512] = "auto";     ///< TRIB_CUBLAS: "auto" or a path
+  long blocks = 0;               ///< TRIB_BLOCKS: of a GPU kernel, 0: by table
+  long resident = -1;            ///< TRIB_RESIDENT: microseconds that a GPU kernel lingers
   enum class DefaultStream : int {
     wait,
     ignore
   } default_stream = DefaultStream::wait;  ///< TRIB_DEFAULT_STREAM=wait|ignore
-  long tune_budget_ms = 100;       ///< TRIB_TUNE_BUDGET_MS: for one persistent reduction
-  char tuning_file[512] = "auto";  ///< TRIB_TUNING_FILE: "auto", "none" or a path
+  long tune_budget_ms = 100;               ///< TRIB_TUNE_BUDGET_MS: for one persistent reduction
+  char tuning_file[512] = "auto";          ///< TRIB_TUNING_FILE: "auto", "none" or a path
   // Local ones.
   enum class Progress : int {
     automatic,
