@@ -55,7 +55,7 @@ MappedProgram::MappedProgram(Channel& channel, const Step& fold)
 }
 
 MappedProgram::~MappedProgram() {
-  if (!repeats_.has_graphs()) return;
+  if (!repeats_.is_used()) return;
   try {
     const Current current(channel_.context_);
     repeats_.forget();

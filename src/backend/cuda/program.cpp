@@ -443,7 +443,7 @@ std::size_t Program::fit(bool is_large) const {
 }
 
 Program::~Program() {
-  if (aside_ == 0 && !repeats_.has_graphs()) return;
+  if (aside_ == 0 && !repeats_.is_used()) return;
   try {
     const Current current(channel_.context_);
     repeats_.forget();

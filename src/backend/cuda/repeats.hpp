@@ -43,7 +43,7 @@ class Repeats {
               std::uint32_t* first_run, std::uint32_t runs);
   /// The same by no graph: on any stream, captured ones included.
   void launch_once(const Kernel& kernel, CUstream stream, const LaunchRoot& launch);
-  bool has_graphs() const { return !uses_.empty(); }
+  bool is_used() const { return !uses_.empty(); }
   /// Lets go of all graphs: before it ends, unless the context is gone.
   void forget() noexcept;
 

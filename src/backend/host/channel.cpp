@@ -302,37 +302,35 @@ void Channel::compare(int peer) {
 }
 
 void Channel::disagree(int peer) const {
-  const Record *const own = peers_[rank_].control->history, *const its =
-                                                                peers_[peer].control->history;
+  const Control &own = *peers_[rank_].control, &its = *peers_[peer].control;
   const auto signature_of = [](const Record& record) {
     Signature signature = unpack(record.packed.load(std::memory_order_relaxed));
     signature.count = record.count.load(std::memory_order_relaxed);
     return signature;
   };
-  std::string mine = describe(current_), theirs;
-  const std::uint64_t first = current_.call - std::min<std::uint64_t>(current_.call, kHistory) + 1;
-  for (std::uint64_t call = first; call <= current_.call && theirs.empty(); ++call) {
-    const Record &here = own[call % kHistory], &there = its[call % kHistory];
+  std::string mine = describe(current_), theirs, when;
+  // The first call that differs, of those that both have records of.
+  const std::uint64_t calls = std::min<std::uint64_t>(current_.call, kHistory);
+  for (std::uint64_t ago = calls; theirs.empty() && ago-- > 0;) {
+    const std::uint64_t call = current_.call - ago;
+    const Record &here = own.history[call % kHistory], &there = its.history[call % kHistory];
     if (there.call.load(std::memory_order_acquire) != call ||
         there.hash.load(std::memory_order_relaxed) == here.hash.load(std::memory_order_relaxed))
       continue;
     mine = describe(signature_of(here));
     theirs = describe(signature_of(there));
-    const std::uint64_t ago = current_.call - call;
-    if (theirs == mine && call == first && call > 1)
-      theirs = "the same, but not " + std::to_string(ago + 1) + " or more calls ago";
-    else if (theirs == mine)
-      theirs += ", with other recvcounts";
-    if (theirs.find(" ago") == std::string::npos && ago > 0)
-      theirs += " (" + std::to_string(ago) + (ago > 1 ? " calls" : " call") + " ago)";
+    const bool is_record_gone = ago + 1 == calls && call > 1;  // of the call that differs
+    if (theirs == mine)
+      theirs += is_record_gone ? ", and something else before" : ", with other recvcounts";
+    if (ago > 0) when = " (" + std::to_string(ago) + (ago > 1 ? " calls ago)" : " call ago)");
   }
-  const State& state = peers_[peer].control->state;
-  if (theirs.empty() && state.failed.load(std::memory_order_acquire) != 0)
-    theirs = "nothing any more: " + std::string(state.why, strnlen(state.why, sizeof state.why));
+  if (theirs.empty() && its.state.failed.load(std::memory_order_acquire) != 0)
+    theirs = "nothing any more: " +
+             std::string(its.state.why, strnlen(its.state.why, sizeof its.state.why));
   else if (theirs.empty())
     theirs = "something else (its record is gone)";
   throw Error(Code::argument, "ranks disagree: rank " + std::to_string(rank_) + " calls " + mine +
-                                  ", rank " + std::to_string(peer) + " calls " + theirs);
+                                  ", rank " + std::to_string(peer) + " calls " + theirs + when);
 }
 
 int Channel::missing() {
