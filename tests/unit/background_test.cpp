@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <functional>
 #include <memory>
 #include <random>
 #include <system_error>
@@ -485,44 +486,44 @@ TEST(Background, ThreadsMayFailAtOnce) {
   }
 }
 
+/// On two ranks, with a short reduction of its own.
+void on_two_ranks(const char* what, const std::function<void(Communicator&, Part&)>& body) {
+  const auto rank_body = [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), Config{});
+    Call call;
+    call.count = 3;
+    Part part(call, rank, 2);
+    body(communicator, part);
+  };
+  expect_no_errors(run_ranks(2, rank_body), what);
+}
+
 TEST(Background, MillionsOfStartsLeaveNothingBehind) {
-  expect_no_errors(run_ranks(2,
-                             [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
-                               Communicator communicator(std::move(bootstrap), Config{});
-                               Call call;
-                               call.count = 3;
-                               Part part(call, rank, 2);
-                               auto task = communicator.prepare(part.request);
-                               for (int i = 0; i < test::less_if_sanitized(200000, 5000); ++i) {
-                                 communicator.start(*task);
-                                 communicator.wait(*task);
-                               }
-                               expect(part.check());
-                               communicator.dismiss(std::move(task));
-                             }),
-                   "starts");
+  on_two_ranks("starts", [](Communicator& communicator, Part& part) {
+    auto task = communicator.prepare(part.request);
+    for (int i = 0; i < test::less_if_sanitized(200000, 5000); ++i) {
+      communicator.start(*task);
+      communicator.wait(*task);
+    }
+    expect(part.check());
+    communicator.dismiss(std::move(task));
+  });
 }
 
 TEST(Background, WhatFreedOnesServedIsAddedUp) {
-  expect_no_errors(run_ranks(2,
-                             [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
-                               Communicator communicator(std::move(bootstrap), Config{});
-                               Call call;
-                               call.count = 3;
-                               Part part(call, rank, 2);
-                               for (int i = 0; i < 50; ++i) {
-                                 auto task = communicator.prepare(part.request);
-                                 communicator.start(*task);
-                                 communicator.wait(*task);
-                                 communicator.dismiss(std::move(task));
-                               }
-                               const std::vector<Served> rows = communicator.served();
-                               ASSERT_EQ(rows.size(), 1u);
-                               EXPECT_EQ(rows[0].form, Form::persistent);
-                               EXPECT_EQ(rows[0].calls, 50u);
-                               EXPECT_EQ(rows[0].bytes, 50 * 3 * sizeof(float));
-                             }),
-                   "freed");
+  on_two_ranks("freed", [](Communicator& communicator, Part& part) {
+    for (int i = 0; i < 50; ++i) {
+      auto task = communicator.prepare(part.request);
+      communicator.start(*task);
+      communicator.wait(*task);
+      communicator.dismiss(std::move(task));
+    }
+    const std::vector<Served> rows = communicator.served();
+    ASSERT_EQ(rows.size(), 1u);
+    EXPECT_EQ(rows[0].form, Form::persistent);
+    EXPECT_EQ(rows[0].calls, 50u);
+    EXPECT_EQ(rows[0].bytes, 50 * 3 * sizeof(float));
+  });
 }
 
 }  // namespace
