@@ -267,6 +267,15 @@ void Background::post(Task& task) {
   enqueue(task, *lanes_[task.meets_ ? 0 : posts_++ % lanes_.size()]);
 }
 
+void Background::announce(const Signature& signature) {
+  const std::lock_guard lock(lock_);
+  Lane& lane = *lanes_[posts_++ % lanes_.size()];
+  if (lane.first != nullptr)
+    lane.last->notes_.push_back(signature);
+  else
+    lane.channel->announce(signature);
+}
+
 void Background::start(Task& task) {
   const std::lock_guard lock(lock_);
   if (has_failed()) throw Error(Code::unusable, failure_);
@@ -373,6 +382,8 @@ bool Background::drive(Lane& lane, int polls) noexcept {
     lane.operation = nullptr;
     lane.has_begun = false;
     lane.first = task->next_;
+    for (const Signature& note : task->notes_) lane.channel->announce(note);
+    task->notes_.clear();
     finish(*task);
   }
   return true;
@@ -459,6 +470,7 @@ void Background::end_all(const Error& error) noexcept {
     lane->has_begun = false;
     while (Task* const task = lane->first) {
       lane->first = task->next_;
+      task->notes_.clear();
       task->error_ = error;
       finish(*task);
     }

@@ -53,6 +53,7 @@ class Task {
   Lane* lane_ = nullptr;
   std::unique_ptr<Lane> own_lane_;  // persistent
   Task* next_ = nullptr;            // in the lane
+  std::vector<Signature> notes_;    // to be announced between this one and the next
   Rounding rounding_;               // of the thread that posted or started it
   const void* in_ = nullptr;  // what the operation reads and writes: the caller's buffers, ...
   void* out_ = nullptr;
@@ -99,6 +100,9 @@ class Background {
   void stage(Task& task);
   /// Nonblocking: the next lane that has its turn takes `task`.
   void post(Task& task);
+  /// The next lane that has its turn takes note of a reduction in which there is nothing to do, or
+  /// that is left to the MPI: ranks that disagree about it find out.
+  void announce(const Signature& signature);
   /// Persistent.
   void start(Task& task);
 

@@ -448,7 +448,10 @@ void Communicator::post(Task& task, const Request& request) {
   task.bytes_ = count * bytes(request.dtype);
   // Mostly they are the last post's: to share them anew would cost more than the look.
   if (task.findings_ != group_.shared_findings()) task.findings_ = group_.shared_findings();
-  if (task.bytes_ == 0) return count_empty(task.request_);
+  if (task.bytes_ == 0) {
+    background_->announce(plans_->find(task.request_).signature);
+    return count_empty(task.request_);
+  }
   task.meets_ =
       meets_ && devices_.channel && !devices_.are_shared && devices_.can_serve(request, count);
   try {
@@ -753,13 +756,46 @@ void Communicator::dismiss(std::unique_ptr<Task> task) {
   if (background_) background_->dismiss(*task);
 }
 
-void Communicator::note_declined(Collective collective, Decline reason) {
+void Communicator::note_declined(Collective collective, int root, Form form, Decline reason) {
   if (!channel_) return;
   Signature signature;
   signature.collective = static_cast<std::uint8_t>(collective);
+  signature.form = static_cast<std::uint8_t>(form);
   signature.declined = static_cast<std::int8_t>(reason);
   signature.hash = 1;
+  if (form == Form::nonblocking) {
+    if (can_post()) background_->announce(signature);
+    return;
+  }
   channel_->announce(signature);
+  const bool has_root = collective != Collective::reduce || (root >= 0 && root < group_.size);
+  if (reason != Decline::user_operator || !has_root) return;
+  try {
+    meet_declined(collective, root);
+  } catch (...) {
+    fail();
+  }
+}
+
+/// By a reduction of a word. In a Reduce only the root waits: the others may leave the MPI's own
+/// early, too, and there are programs that count on it.
+void Communicator::meet_declined(Collective collective, int root) {
+  if (!meetings_)
+    meetings_ = std::make_unique<Plans>(group_, *channel_, 1, /*has_no_data=*/true);
+  const std::int32_t mine = 0;
+  std::int32_t all = 0;
+  Request request;
+  if (collective == Collective::reduce) {
+    request.collective = Collective::reduce;
+    request.root = root;
+  }
+  request.dtype = Dtype::i32;
+  request.count = 1;
+  Plan& plan = meetings_->find(request);
+  Path& path = meetings_->path(plan, Route::host, group_.findings());
+  path.arguments.in = &mine;
+  path.arguments.out = &all;
+  wait(path.loaded->program->launch(path.arguments), spin_);
 }
 
 /// In a handler: with the exception that it has caught.

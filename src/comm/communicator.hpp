@@ -68,8 +68,11 @@ class Communicator {
   void check_usable() const;
 
   /// Tells peers that this rank's next call on the communicator is left to the MPI, so that ranks
-  /// which disagree get an error instead of a hang. Cheap; to be called once per declined call.
-  void note_declined(Collective collective, Decline reason);
+  /// which disagree get an error instead of a hang. To be called once per declined call. `root`: of
+  /// a Reduce. Where only the arguments tell that this call is not for us (and not even the MPI
+  /// refuses them), a blocking form meets peers that it needs first: one that disagrees would leave
+  /// this rank alone in the MPI. Throws Error as run().
+  void note_declined(Collective collective, int root, Form form, Decline reason);
 
   /// Name of the algorithm that served the last run(); "none" before and after a call without
   /// elements.
@@ -136,6 +139,7 @@ class Communicator {
   void wait(Operation& operation, int spin, HostChannel& channel);
   std::optional<Choice> tune_for(const Request& request, bool is_on_device, const Hints& hints);
   void keep_counts(Task& task) const;
+  void meet_declined(Collective collective, int root);
   void stage(Task& task);
   void end(Task& task);
   void drive();
@@ -166,6 +170,7 @@ class Communicator {
   std::atomic<bool> has_failed_{false};  // ... this is set
   const char* last_algorithm_ = "none";
   std::unique_ptr<Plans> plans_;
+  std::unique_ptr<Plans> meetings_;  // before calls that are left to the MPI
   std::array<std::array<std::uint64_t, kCollectives>, kForms> empty_calls_{};
   StagingBuffer staged_in_, staged_out_;
   const void *seen_in_ = nullptr,

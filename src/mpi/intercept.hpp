@@ -16,7 +16,7 @@ template <class Original>
 int leave_to_mpi(const Call& call, Member& member, Decline reason, const Original& original) {
   if (!member.declined) {
     check_usable(member);
-    member.communicator->note_declined(call.collective, reason);
+    member.communicator->note_declined(call.collective, call.root, call.form, reason);
   }
   member.was_left_to_mpi = true;
   count_declined(reason);

@@ -68,6 +68,11 @@ void warn_of_passing_by(const Member& member);
 bool post(const Call& call, Member& member, const Request& reduction, MPI_Request* request);
 bool prepare(const Call& call, Member& member, const Request& reduction, MPI_Request* request);
 
+inline void note_declined(const Call& call, Member& member, Decline reason) {
+  if (!member.declined && !member.is_passed_by)
+    member.communicator->note_declined(call.collective, call.root, call.form, reason);
+}
+
 template <class Original>
 int leave_request_to_mpi(const Call& call, Decline reason, MPI_Request* request,
                          const Original& original) {
@@ -91,8 +96,10 @@ int post(const Call& call, MPI_Request* request, Original original) {
       return leave_request_to_mpi(call, *member->declined, request, mpis);
     check_usable(*member);
     Request reduction;
-    if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]]
+    if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]] {
+      note_declined(call, *member, *reason);
       return leave_request_to_mpi(call, *reason, request, mpis);
+    }
     if (is_passed_by_f08) return leave_request_to_mpi(call, Decline::passed_by, request, mpis);
     if (member->is_passed_by) [[unlikely]] {
       warn_of_passing_by(*member);
@@ -127,7 +134,7 @@ int prepare(const Call& call, MPI_Request* request, Original original) {
     check_usable(*member);
     Request reduction;
     if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]] {
-      if (!member->is_passed_by) member->communicator->note_declined(call.collective, *reason);
+      note_declined(call, *member, *reason);
       return leave_request_to_mpi(call, *reason, request, mpis);
     }
     if (is_passed_by_f08) return leave_request_to_mpi(call, Decline::passed_by, request, mpis);

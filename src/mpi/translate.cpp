@@ -201,11 +201,6 @@ void add_ops() {
   ops->insert(to_word(MPI_OP_NULL), kNull);
 }
 
-Decline why_no_type(std::uintptr_t entry) {
-  if (entry == kNull) return Decline::bad_argument;
-  return entry == kOther ? Decline::undefined_op : Decline::derived_type;
-}
-
 }  // namespace
 
 void prepare_tables() {
@@ -232,11 +227,13 @@ bool is_null(MPI_Datatype type) { return types->find(to_word(type)) == kNull; }
 
 std::optional<Decline> translate(const Call& call, int rank, int size, Request& request) {
   const std::uintptr_t type = types->find(to_word(call.dtype));
-  if (type == 0 || type >= kOther) [[unlikely]]
-    return why_no_type(type);
   const std::uintptr_t op = ops->find(to_word(call.op));
-  if (op == 0 || op == kNull) [[unlikely]]
-    return op == kNull ? Decline::bad_argument : Decline::user_operator;
+  if (type == kNull || op == kNull) [[unlikely]]
+    return Decline::bad_argument;
+  if (op == 0) [[unlikely]]
+    return Decline::user_operator;
+  if (type == 0 || type >= kOther) [[unlikely]]
+    return type == kOther ? Decline::undefined_op : Decline::derived_type;
   request.dtype = static_cast<Dtype>(type % kOfFortran - 1);
   request.op = static_cast<Op>(op - 1);
   const bool is_logical = request.op == Op::land || request.op == Op::lor || request.op == Op::lxor;

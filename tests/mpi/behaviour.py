@@ -153,6 +153,9 @@ def disagreement(context: Context) -> None:
     for case in (
         "count",
         "op",
+        "own-op",
+        "own-op-reduce",
+        "own-op-init",
         "type",
         "root",
         "roots",

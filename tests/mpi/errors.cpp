@@ -175,6 +175,39 @@ int main(int argc, char** argv) {
   } else if (what == "op") {
     status = MPI_Allreduce(in.data(), out.data(), count, MPI_DOUBLE, odd ? MPI_MAX : MPI_SUM, comm);
     expected = {"sum", "max"};
+  } else if (what.find("own-op") == 0) {
+    // The one that calls the MPI must not stay there: whether it is alone, or the others are.
+    MPI_Op own;
+    MPI_Op_create(
+        [](void* from, void* to, int* length, MPI_Datatype*) {
+          for (int i = 0; i < *length; ++i)
+            static_cast<double*>(to)[i] += static_cast<double*>(from)[i];
+        },
+        1, &own);
+    const auto own_reduce = [&](MPI_Op op) {
+      if (what == "own-op-reduce")
+        return MPI_Reduce(in.data(), out.data(), count, MPI_DOUBLE, op, size - 1, comm);
+#if MPI_VERSION >= 4
+      if (what == "own-op-init") {
+        MPI_Request request = MPI_REQUEST_NULL;
+        const int result = MPI_Allreduce_init(in.data(), out.data(), count, MPI_DOUBLE, op, comm,
+                                              MPI_INFO_NULL, &request);
+        if (result == MPI_SUCCESS) MPI_Request_free(&request);
+        return result;
+      }
+#endif
+      return MPI_Allreduce(in.data(), out.data(), count, MPI_DOUBLE, op, comm);
+    };
+    for (int i = 0; i < 20; ++i) {
+      out[0] = 0;
+      status = own_reduce(own);
+      CHECK(status == MPI_SUCCESS, "");
+      CHECK(what != "own-op" || out[0] == size, "%g", out[0]);
+    }
+    status = own_reduce(odd ? own : MPI_SUM);
+    if (what == "own-op-reduce" && status == MPI_SUCCESS) status = reduce(count);
+    expected = {"in a form that is left to the MPI"};
+    MPI_Op_free(&own);
   } else if (what == "type") {
     status =
         MPI_Allreduce(in.data(), out.data(), count, odd ? MPI_FLOAT : MPI_DOUBLE, MPI_SUM, comm);

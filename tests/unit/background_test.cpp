@@ -269,6 +269,35 @@ TEST(Background, RanksThatDisagreeGetAnError) {
   }
 }
 
+TEST(Background, OneThatARankHasNothingToDoInIsComparedToo) {
+  for (const bool is_declined : {false, true}) {
+    const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+      Communicator communicator(std::move(bootstrap), Config{});
+      ASSERT_TRUE(communicator.open_background());
+      std::vector<Posted> posted(20);
+      for (std::size_t i = 0; i < posted.size(); ++i) {
+        Call call;
+        // Between others, so that some find their lane busy and some do not; and then on one rank.
+        const bool is_one = i % 3 == 1 || (i == 18 && rank == 1);
+        call.count = is_one ? 0 : 1000;
+        if (is_one && is_declined) {
+          communicator.note_declined(Collective::allreduce, 0, Form::nonblocking,
+                                     Decline::user_operator);
+          continue;
+        }
+        posted[i].part = std::make_unique<Part>(call, rank, 2);
+        communicator.post(posted[i].task, posted[i].part->request);
+      }
+      for (Posted& one : posted)
+        if (one.part) communicator.wait(one.task);
+    });
+    EXPECT_NE(errors[0].find("disagree"), std::string::npos) << errors[0];
+    EXPECT_NE(errors[0].find(is_declined ? "MPI_Iallreduce in a form" : "MPI_Iallreduce of 0 f32"),
+              std::string::npos)
+        << errors[0];
+  }
+}
+
 TEST(Background, RanksThatPrepareDifferentThingsGetAnError) {
   const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
     Communicator communicator(std::move(bootstrap), Config{});

@@ -344,22 +344,35 @@ TEST(Communicator, DisagreementIsAnError) {
                       "MPI_Allreduce", "MPI_Reduce_scatter");
 }
 
-TEST(Communicator, CallLeftToTheMpiByOneRankIsAnErrorOnTheOther) {
-  const auto errors = run_ranks(2, [](int rank, std::unique_ptr<Bootstrap> bootstrap) {
-    Communicator communicator(std::move(bootstrap), Config{});
-    float in = 1, out = 0;
-    Request request;
-    request.count = 1;
-    request.in = &in;
-    request.out = &out;
-    communicator.run(request);
-    if (rank == 1) {
-      communicator.note_declined(Collective::allreduce, Decline::user_operator);
-      return;
+TEST(Communicator, CallLeftToTheMpiByOneRankIsAnErrorOnTheOthers) {
+  for (const Decline reason : {Decline::user_operator, Decline::bad_argument}) {
+    const auto errors = run_ranks(3, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+      Communicator communicator(std::move(bootstrap), Config{});
+      float in = 1, out = 0;
+      Request request;
+      request.count = 1;
+      request.in = &in;
+      request.out = &out;
+      communicator.run(request);
+      const auto leave = [&](Collective collective, int root) {
+        communicator.note_declined(collective, root, Form::blocking, reason);
+      };
+      for (int i = 0; i < 100; ++i) {
+        leave(Collective::allreduce, 0);
+        leave(Collective::reduce, i % 3);
+      }
+      leave(Collective::reduce, 3);  // that the MPI will refuse
+      if (rank == 1)
+        leave(Collective::allreduce, 0);
+      else
+        communicator.run(request);
+    });
+    for (int rank = 0; rank < 3; ++rank) {
+      const bool is_told = rank != 1 || reason == Decline::user_operator;
+      const std::string& error = errors[static_cast<std::size_t>(rank)];
+      EXPECT_EQ(error.find("left to the MPI") != std::string::npos, is_told) << error;
     }
-    communicator.run(request);
-  });
-  EXPECT_NE(errors[0].find("left to the MPI"), std::string::npos) << errors[0];
+  }
 }
 
 TEST(Communicator, TimeOut) {
