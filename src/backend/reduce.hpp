@@ -12,14 +12,28 @@ namespace trib {
 
 /// How results are stored. `stream` goes past the caches: for results beyond the last-level cache.
 /// `shared` is for scratch that a peer has read and will read again: its lines are claimed without
-/// being fetched.
-enum class Store : std::uint8_t { cached, stream, shared };
+/// being fetched. `past(store)`: scratch, wherever it stands among the destinations, is written
+/// past the caches.
+enum class Store : std::uint8_t {
+  cached,
+  stream,
+  shared,
+  cached_past = 4,
+  stream_past,
+  shared_past
+};
+constexpr Store past(Store store) { return static_cast<Store>(static_cast<unsigned>(store) | 4u); }
+constexpr bool is_past(Store store) { return (static_cast<unsigned>(store) & 4u) != 0; }
+/// Without past().
+constexpr Store first_of(Store store) {
+  return static_cast<Store>(static_cast<unsigned>(store) & 3u);
+}
 
 /// Each of to[0..to_count) = from[0] op from[1] op ... (left to right), element by element.
 /// Accumulates in the table's accumulator type and rounds once. No pointer needs to be aligned. A
 /// destination may be the same memory as a source, or overlap it from below (to < from); other
 /// overlaps, and overlaps between destinations, are not allowed. `from_count` >= 1. `store` applies
-/// to to[0]; further destinations are shared scratch.
+/// to to[0]; further destinations are shared scratch. What was streamed is fenced by the caller.
 using ReduceKernel = void (*)(void* const* to, int to_count, const void* const* from,
                               int from_count, std::size_t count, Store store);
 

@@ -780,8 +780,7 @@ void Communicator::note_declined(Collective collective, int root, Form form, Dec
 /// By a reduction of a word. In a Reduce only the root waits: the others may leave the MPI's own
 /// early, too, and there are programs that count on it.
 void Communicator::meet_declined(Collective collective, int root) {
-  if (!meetings_)
-    meetings_ = std::make_unique<Plans>(group_, *channel_, 1, /*has_no_data=*/true);
+  if (!meetings_) meetings_ = std::make_unique<Plans>(group_, *channel_, 1, /*has_no_data=*/true);
   const std::int32_t mine = 0;
   std::int32_t all = 0;
   Request request;
@@ -833,12 +832,16 @@ void Communicator::reserve_data(Plan& plan, Route route) {
     return missing < 0 ? kDone : missing;
   };
   if (step(1) != kDone) wait_slowly(step, [] { return 0; });
-  if (channel_->reserve_data()) return;
-  if (group_.rank == 0)
-    log_once(Config::Log::warn,
-             "no shared memory for large messages (64 MiB per rank at most, or /dev/shm is full): "
-             "they go in small pieces");
-  plans_->do_without_data(plan);
+  if (channel_->reserve_data()) {
+    plans_->forget(plan);  // programs can be bound to it now
+  } else {
+    if (group_.rank == 0)
+      log_once(
+          Config::Log::warn,
+          "no shared memory for large messages (64 MiB per rank at most, or /dev/shm is full): "
+          "they go in small pieces");
+    plans_->do_without_data(plan);
+  }
   plans_->path(plan, route, group_.findings());
 }
 

@@ -89,6 +89,29 @@ TEST(Communicator, MixedCallsInARow) {
   }
 }
 
+TEST(Communicator, ScratchWrittenPastTheCachesIsThereWhenPeersAreTold) {
+  const test::WritingPast past;
+  for (const int size : {2, 5}) {
+    const auto errors = run_ranks(size, [&](int, std::unique_ptr<Bootstrap> bootstrap) {
+      std::vector<std::unique_ptr<Communicator>> communicators;
+      for (const Algorithm& algorithm : algorithms())
+        communicators.push_back(std::make_unique<Communicator>(
+            std::make_unique<test::BorrowedBootstrap>(*bootstrap), with_algorithm(algorithm.name)));
+      std::mt19937_64 random(815);
+      for (int i = 0; i < test::less_if_sanitized(3000, 600); ++i) {
+        const Call call = random_call(random, size, 40000);
+        Communicator& communicator = *communicators[random() % communicators.size()];
+        const std::string wrong = call.make(communicator);
+        if (!wrong.empty())
+          throw std::runtime_error("call " + std::to_string(i) + ", " +
+                                   std::string(name(call.collective)) + " by " +
+                                   communicator.last_algorithm() + ": " + wrong);
+      }
+    });
+    expect_no_errors(errors, std::to_string(size) + " ranks");
+  }
+}
+
 /// Random delays at every signal and wait: rarely long, so that others overtake; sometimes none, so
 /// that nobody is in step.
 void disturb() {

@@ -22,7 +22,8 @@ const std::vector<std::size_t> kCounts = {0,  1,  2,  3,  5,  7,  8,   15,   16,
                                           17, 31, 33, 63, 64, 65, 100, 1000, 4097};
 const std::vector<int> kSources = {1, 2, 3, 4, 5, 8, 9};
 const std::vector<int> kDestinations = {1, 2, 3};
-const std::vector<Store> kStores = {Store::cached, Store::stream, Store::shared};
+const std::vector<Store> kStores = {Store::cached,       Store::stream,       Store::shared,
+                                    past(Store::cached), past(Store::stream), past(Store::shared)};
 
 struct Cell {
   Op op;

@@ -203,6 +203,7 @@ std::vector<std::unique_ptr<HostChannel>> Channel::branch(const Room& room, int 
       channel->peers_[rank].pid = peers_[rank].pid;
       channel->peers_[rank].start_time = peers_[rank].start_time;
     }
+    channel->turns_in_small_ = true;
     channel->can_attach_ = can_attach_;
     channel->can_see_processes_ = can_see_processes_;
     channels.push_back(std::move(channel));

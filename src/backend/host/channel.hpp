@@ -18,6 +18,7 @@
 // have completed that run.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -26,6 +27,7 @@
 #include <vector>
 
 #include "backend/backend.hpp"
+#include "backend/host/scratch_stores.hpp"
 #include "backend/segment.hpp"
 
 namespace trib::host {
@@ -37,6 +39,7 @@ inline constexpr std::size_t kSmallBytes =
 inline constexpr std::size_t kSmallBytesPerRank =
     4 * 64;  // ... a cache line of each of its slots, whatever the size
 inline constexpr std::size_t kLargeBytes = 512 << 10;
+inline constexpr std::size_t kTurningBytes = 4 << 20;  // of all ranks
 inline constexpr std::size_t kInlineBytes = 48;
 inline constexpr int kHistory = 8;
 
@@ -93,6 +96,16 @@ class Channel final : public HostChannel {
   bool has_data() const override { return data_ != nullptr; }
   std::vector<std::unique_ptr<HostChannel>> branch(const Room& room, int count) override;
   std::size_t fit(int flags, int units, bool is_large) const;
+  /// Bytes of a window over which runs take turns, if they need less. To write where a peer has
+  /// just read takes an invalidation per line, one after the other (8 ns each with AMD Zen 4),
+  /// until the peer's second-level cache has given the line up: after a megabyte or two. All ranks'
+  /// turns together should stay in the cache that they share. What takes many runs does not win by
+  /// it, and loses with many ranks (Intel Xeon: a third, reduce_scatter of 1 MiB, 16 ranks).
+  std::size_t turning_bytes(bool is_large, long runs) const {
+    if (runs > 1 && size_ > 2) return 0;
+    if (!is_large) return turns_in_small_ ? small_bytes_ : 0;
+    return std::min(kLargeBytes, kTurningBytes / kWindows / static_cast<std::size_t>(size_));
+  }
   std::unique_ptr<trib::Program> load(const Schedule& own) override;
   void announce(const Signature& signature) override;
   int missing() override;
@@ -135,6 +148,7 @@ class Channel final : public HostChannel {
   int flags_ = 0;
   std::size_t small_at_ = 0;     // from the start of a rank's region
   std::size_t small_bytes_ = 0;  // per window
+  bool turns_in_small_ = false;  // its room may be larger than a run's needs
   bool can_attach_ = false, can_see_processes_ = false;
   std::atomic<bool> is_poisoned_{false};
   Signature current_;
@@ -142,6 +156,7 @@ class Channel final : public HostChannel {
   std::uint64_t suspect_position_ = 0;  // ... and where we stood when we saw that
   std::uint64_t last_run_ = 0;          // the last one started
   std::uint64_t meeting_ = 0;           // the last one
+  ScratchStores stores_{size_};
   const std::vector<int>* window_readers_[kWindows] = {};  // who reads what we wrote there last
   std::set<std::vector<int>> reader_lists_;  // of all programs: they may be gone by then
 };

@@ -28,6 +28,13 @@ extern "C" __attribute__((visibility("default"))) void trib_backend_host_disturb
   trib::host::disturb = function;
 }
 
+/// For tests: see scratch_stores.hpp. 0, 1; -1: as usual.
+extern "C" __attribute__((visibility("default"))) void trib_backend_host_write_past(int is_past) {
+  auto& forced = trib::host::ScratchStores::forced;
+  forced.reset();
+  if (is_past >= 0) forced = is_past != 0;
+}
+
 extern "C" __attribute__((visibility("default"))) trib::HostBackend* trib_host_backend() {
   static auto* const host = new trib::host::Host;  // never destroyed: MPI may end very late
   return host;

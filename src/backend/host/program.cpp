@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "backend/host/attach.hpp"
@@ -26,6 +27,15 @@ inline void relax() {
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
+#endif
+}
+
+/// Of a clock that takes little to read: 2 to 4 in a nanosecond, or one.
+inline std::uint64_t ticks() {
+#if defined(__x86_64__)
+  return __builtin_ia32_rdtsc();
+#else
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 #endif
 }
 
@@ -120,6 +130,16 @@ void Program::set(const Arguments& arguments) {
   runs_ = length <= pass ? 1 : static_cast<long>((length + pass - 1) / pass);
   run_ = 0;
   window_ = 0;
+  pass_bytes_ = static_cast<std::size_t>(units_) * stride_;
+  turns_ = pass_bytes_ > 0 ? channel_.turning_bytes(arguments.is_large, runs_) / pass_bytes_ : 1;
+  turns_ = std::max(turns_, std::size_t{1});
+}
+
+/// Chooses the current run's scratch.
+inline void Program::turn_to(std::uint64_t number) {
+  window_ = static_cast<int>(number % kWindows);
+  bases_[Place::scratch] =
+      static_cast<std::intptr_t>(turns_ == 1 ? 0 : number / kWindows % turns_ * pass_bytes_);
 }
 
 /// Steps with all that need not be worked out anew in each call. Most of a small call's time would
@@ -128,8 +148,8 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments, bool is
   set(arguments);
   const bool is_mapped = std::any_of(operands_.begin(), operands_.end(),
                                      [](const Operand& operand) { return operand.is_mapped; });
-  // What is large may have no scratch yet.
-  if (runs_ != 1 || arguments.is_large || is_attached_ || is_mapped || !attached_readers_.empty())
+  const bool has_scratch = !arguments.is_large || channel_.has_data();
+  if (runs_ != 1 || !has_scratch || is_attached_ || is_mapped || !attached_readers_.empty())
     return nullptr;
   auto bound = std::make_unique<Bound>();
   bound->kernel = kernel_;
@@ -161,7 +181,9 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments, bool is
       bound->steps.push_back(step);
     }
   }
-  if (!is_fixed) return bound;
+  bound->pass_bytes = pass_bytes_;
+  bound->turns = turns_;
+  if (!is_fixed || turns_ > 1) return bound;
   bound->in = arguments.in;
   bound->out = arguments.out;
   bases_[Place::in] = reinterpret_cast<std::intptr_t>(arguments.in);
@@ -181,6 +203,8 @@ Operation& Program::launch(const Arguments& arguments) {
     arguments_.out = arguments.out;
     runs_ = 1;
     run_ = 0;
+    pass_bytes_ = bound_->pass_bytes;
+    turns_ = bound_->turns;
     bases_[Place::in] = reinterpret_cast<std::intptr_t>(arguments.in);
     bases_[Place::out] = reinterpret_cast<std::intptr_t>(arguments.out);
   } else {
@@ -189,7 +213,7 @@ Operation& Program::launch(const Arguments& arguments) {
   hash_ = channel_.current_.hash;
   first_run_ = channel_.last_run_ + 1;
   channel_.last_run_ += static_cast<std::uint64_t>(runs_);
-  window_ = static_cast<int>(first_run_ % kWindows);
+  turn_to(first_run_);
   tick_ = 0;
   stage_ = 0;
   next_ = 0;
@@ -222,7 +246,7 @@ bool Program::advance(int polls) {
     run_ = tick_ - stage_;
     if (run_ >= 0 && run_ < runs_) {
       const std::uint64_t number = first_run_ + static_cast<std::uint64_t>(run_);
-      window_ = static_cast<int>(number % kWindows);
+      turn_to(number);
       if (stage_ == 0 && !is_credited_) {
         for (int poll = 0; !has_credit(); relax())
           if (++poll > polls) return false;
@@ -298,9 +322,9 @@ bool Program::advance_bound(int polls) {
           from = from_.data();
         }
         if (step.verb == Verb::reduce)
-          bound.kernel(to, step.to_count, from, step.from_count, step.count, step.store);
+          reduce(bound.kernel, to, step.to_count, from, step.from_count, step.count, step.store);
         else
-          copy_bytes(to, step.to_count, from[0], step.count, step.store);
+          copy(to, step.to_count, from[0], step.count, step.store);
       }
     }
   }
@@ -432,23 +456,51 @@ inline Program::Place Program::place(const Operand& operand, int index) const {
     return {Place::absolute,
             reinterpret_cast<std::intptr_t>(is_out ? theirs.out : theirs.in) + offset, 0};
   }
-  const auto absolute = [](std::byte* base, std::size_t offset, std::size_t stride) {
-    return Place{Place::absolute, reinterpret_cast<std::intptr_t>(base + offset),
+  const auto shared = [](Place::Base base, std::byte* first, std::size_t offset,
+                         std::size_t stride) {
+    return Place{base, reinterpret_cast<std::intptr_t>(first + offset),
                  static_cast<std::ptrdiff_t>(stride)};
   };
   if (static_cast<std::size_t>(operand.slot_span) * inline_stride_ <= kInlineBytes)
-    return absolute(operand.line->payload,
-                    static_cast<std::size_t>(operand.slot_first + index) * inline_stride_,
-                    sizeof(Line) * static_cast<std::size_t>(channel_.flags_));
+    return shared(Place::absolute, operand.line->payload,
+                  static_cast<std::size_t>(operand.slot_first + index) * inline_stride_,
+                  sizeof(Line) * static_cast<std::size_t>(channel_.flags_));
   const Channel::Peer& peer = channel_.peers_[static_cast<std::size_t>(operand.rank)];
   const std::size_t offset = static_cast<std::size_t>(operand.offset + index) * stride_;
-  return arguments_.is_large ? absolute(peer.large, offset, kLargeBytes)
-                             : absolute(peer.small, offset, channel_.small_bytes_);
+  return arguments_.is_large ? shared(Place::scratch, peer.large, offset, kLargeBytes)
+                             : shared(Place::scratch, peer.small, offset, channel_.small_bytes_);
 }
 
 /// Whether chunks that lie side by side in memory do so in scratch.
 inline bool Program::is_joined() const {
   return arguments_.is_contiguous && stride_ == arguments_.slice * element_;
+}
+
+/// `store` is that of to[0]: Store::shared if it is scratch, as all further destinations are.
+inline void Program::copy(void* const* to, int to_count, const void* from, std::size_t bytes,
+                          Store store) {
+  const bool is_into_scratch = to_count > 1 || store == Store::shared;
+  if (bytes < ScratchStores::kLeastBytes || !is_into_scratch) {
+    copy_bytes(to, to_count, from, bytes, store);
+    return;
+  }
+  ScratchStores& stores = channel_.stores_;
+  const bool is_past = stores.is_past();
+  const bool is_timed = to_count == 1 && stores.is_timed(bytes);
+  const std::uint64_t begun = is_timed ? ticks() : 0;
+  copy_bytes(to, to_count, from, bytes, is_past ? past(store) : store);
+  if (is_past) store_fence();
+  if (is_timed) stores.learn(is_past, ticks() - begun, bytes);
+}
+
+inline void Program::reduce(ReduceKernel kernel, void* const* to, int to_count,
+                            const void* const* from, int from_count, std::size_t count,
+                            Store store) {
+  const bool is_into_scratch = to_count > 1 || store == Store::shared;
+  const bool is_past = is_into_scratch && count * element_ >= ScratchStores::kLeastBytes &&
+                       channel_.stores_.is_past();
+  kernel(to, to_count, from, from_count, count, is_past ? past(store) : store);
+  if (is_past) store_fence();
 }
 
 /// Performs a copy or reduce step on the current run's slice.
@@ -471,10 +523,10 @@ void Program::move(const Instruction& instruction) {
     }
     if (!is_remote) {
       if (instruction.verb == Verb::reduce)
-        kernel_(to_.data(), instruction.to_count, from_.data(), instruction.from_count, count,
-                store);
+        reduce(kernel_, to_.data(), instruction.to_count, from_.data(), instruction.from_count,
+               count, store);
       else
-        copy_bytes(to_.data(), instruction.to_count, from_[0], count * element_, store);
+        copy(to_.data(), instruction.to_count, from_[0], count * element_, store);
       for (int i = 0; i < instruction.from_count; ++i)
         if (from[i].is_mapped) check_stayed(from[i].rank);
       continue;
@@ -505,10 +557,10 @@ void Program::move(const Instruction& instruction) {
       for (int i = 0; i < instruction.to_count; ++i)
         to_[static_cast<std::size_t>(i)] = address(to[i], index) + at * element_;
       if (instruction.verb == Verb::reduce)
-        kernel_(to_.data(), instruction.to_count, from_.data(), instruction.from_count, part,
-                store);
+        reduce(kernel_, to_.data(), instruction.to_count, from_.data(), instruction.from_count,
+               part, store);
       else
-        copy_bytes(to_.data(), instruction.to_count, from_[0], part * element_, store);
+        copy(to_.data(), instruction.to_count, from_[0], part * element_, store);
     }
   }
 }

@@ -54,8 +54,10 @@ class Program final : public trib::Program, public Operation {
 
   /// Where bytes are. What lies in shared memory lies there once per window.
   struct Place {
-    enum Base : std::uint8_t { absolute, in, out } base;
-    std::intptr_t offset;  // from the caller's buffer; absolute: the address in window 0
+    enum Base : std::uint8_t { absolute, in, out, scratch } base;
+    // From the caller's buffer. Absolute: the address in window 0, scratch: of the first turn
+    // there.
+    std::intptr_t offset;
     std::ptrdiff_t stride;
   };
   /// A step of a single run.
@@ -73,6 +75,7 @@ class Program final : public trib::Program, public Operation {
     std::vector<Place> places;
     ReduceKernel kernel = nullptr;
     bool is_streamed = false;
+    std::size_t pass_bytes = 0, turns = 1;
     // For fixed buffers: the places' addresses, window by window.
     const void* in = nullptr;
     void* out = nullptr;
@@ -80,11 +83,15 @@ class Program final : public trib::Program, public Operation {
   };
 
   void set(const Arguments& arguments);
+  void turn_to(std::uint64_t number);
   bool has_credit();
   void give_signal(Line& line, bool has_payload);
   bool is_signalled(Line* line, int peer, int number, int end, int polls);
   bool advance_bound(int polls);
   void move(const Instruction& instruction);
+  void copy(void* const* to, int to_count, const void* from, std::size_t bytes, Store store);
+  void reduce(ReduceKernel kernel, void* const* to, int to_count, const void* const* from,
+              int from_count, std::size_t count, Store store);
   void check_stayed(int peer);
   void complete();
   std::size_t slice_begin(int chunk) const;
@@ -116,12 +123,14 @@ class Program final : public trib::Program, public Operation {
   // The operation under way.
   Arguments arguments_;
   const Bound* bound_ = nullptr;
-  std::uint64_t hash_ = 0;              // of the signature
-  std::intptr_t bases_[3] = {0, 0, 0};  // by Place::Base
+  std::uint64_t hash_ = 0;                 // of the signature
+  std::intptr_t bases_[4] = {0, 0, 0, 0};  // by Place::Base
   ReduceKernel kernel_ = nullptr;
   std::size_t element_ = 0;        // bytes
   std::size_t stride_ = 0;         // bytes of a unit in small or large scratch
   std::size_t inline_stride_ = 0;  // bytes of a unit in a line
+  std::size_t pass_bytes_ = 0;     // of scratch that a run needs
+  std::size_t turns_ = 1;          // such places in a window, used in turn
   bool is_scattered_ = false;      // `out` starts with the rank's chunk
   std::uint64_t first_run_ = 0;    // number of the operation's first run
   long runs_ = 0;

@@ -380,8 +380,8 @@ template <bool is_streamed>
   std::memmove(to, from, bytes);
 }
 
-/// Below this many bytes streaming does not pay.
-constexpr std::size_t kStreamBytes = 4096;
+/// Below this many bytes streaming does not pay: of results, and of scratch that peers hold.
+constexpr std::size_t kStreamBytes = 4096, kPastBytes = 1024;
 
 [[gnu::always_inline]] inline void put(Bytes* to, const Bytes* from, std::size_t bytes,
                                        bool is_streamed) {
@@ -392,16 +392,27 @@ constexpr std::size_t kStreamBytes = 4096;
   }
 }
 
+/// Which destinations are streamed.
+struct Streamed {
+  bool first, further;
+
+  explicit Streamed(Store store)
+      : first(first_of(store) == Store::stream || store == Store::shared_past),
+        further(is_past(store)) {}
+  bool operator[](int k) const { return k == 0 ? first : further; }
+};
+
 void copy(void* const* to, int to_count, const void* from, std::size_t bytes, Store store) {
   if (bytes == 0) return;  // pointers may be null
-  const bool is_streamed = store == Store::stream && bytes >= kStreamBytes;
+  if (bytes < (is_past(store) ? kPastBytes : kStreamBytes)) store = Store::shared;
+  const Streamed is_streamed(store);
   if (to_count == 1) {
     // To a result, from scratch that a peer has just written: loads by vectors fetch such lines
     // faster than `rep movsb`.
-    if (to[0] != from && store == Store::cached && bytes >= kStreamBytes)
+    if (to[0] != from && first_of(store) == Store::cached)
       move_lines<false>(static_cast<Bytes*>(to[0]), static_cast<const Bytes*>(from), bytes);
     else if (to[0] != from)
-      put(static_cast<Bytes*>(to[0]), static_cast<const Bytes*>(from), bytes, is_streamed);
+      put(static_cast<Bytes*>(to[0]), static_cast<const Bytes*>(from), bytes, is_streamed[0]);
     return;
   }
   // Block by block, so that all but the first read comes from the first-level cache. Destinations
@@ -416,10 +427,10 @@ void copy(void* const* to, int to_count, const void* from, std::size_t bytes, St
     const std::size_t part = bytes - start < kBlockBytes ? bytes - start : kBlockBytes;
     const Bytes* block = static_cast<const Bytes*>(from) + start;
     for (int k = 0; k < to_count; ++k) {
-      if (k != last) put(static_cast<Bytes*>(to[k]) + start, block, part, is_streamed && k == 0);
+      if (k != last) put(static_cast<Bytes*>(to[k]) + start, block, part, is_streamed[k]);
     }
     if (last >= 0 && to[last] != from)
-      put(static_cast<Bytes*>(to[last]) + start, block, part, is_streamed && last == 0);
+      put(static_cast<Bytes*>(to[last]) + start, block, part, is_streamed[last]);
   }
 }
 
@@ -455,11 +466,12 @@ struct Reduction {
     // streamed, or in scratch whose lines are in a peer's cache. Block copies (`rep movsb` in the C
     // library) claim such lines without fetching them; plain stores fetch each one first: 22 us
     // rather than 6 for 128 KiB (AMD Zen 5, cores without a common cache).
-    const bool is_direct = to_count == 1 && store == Store::cached;
-    const bool is_streamed = store == Store::stream;
+    const bool is_direct = to_count == 1 && first_of(store) == Store::cached;
+    const Streamed is_streamed(store);
     std::size_t part = kBlock;
-    if (is_streamed) {  // blocks that end where a line of the destination ends, if elements allow
-                        // that
+    if (is_streamed
+            .first) {  // blocks that end where a line of the destination ends, if elements allow
+                       // that
       const std::size_t head = bytes_to_next_line(to[0]);
       if (head != 0 && head % sizeof(T) == 0) part -= (kLine - head) / sizeof(T);
     }
@@ -493,7 +505,7 @@ struct Reduction {
       }
       if (is_direct) continue;
       for (int k = 0; k < to_count; ++k) {
-        put(static_cast<Bytes*>(to[k]) + offset, rounded, part * sizeof(T), is_streamed && k == 0);
+        put(static_cast<Bytes*>(to[k]) + offset, rounded, part * sizeof(T), is_streamed[k]);
       }
     }
   }
@@ -505,7 +517,7 @@ struct Reduction {
     count *= lanes;
     const bool is_long = count * sizeof(T) >= kStreamBytes;
     if (!is_long) store = Store::cached;
-    if (store == Store::cached && to_count == 1) {
+    if (first_of(store) == Store::cached && to_count == 1) {
       if (from_count == 2) return Direct::template run<2, 1>(to, from, count);
       if (from_count == 3) return Direct::template run<3, 1>(to, from, count);
       if (from_count == 4) return Direct::template run<4, 1>(to, from, count);
