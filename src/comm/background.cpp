@@ -22,6 +22,7 @@ struct Lane {
   Plans plans;
   Plan* plan = nullptr;  // of `first`, once it has begun; persistent: of its only task
   bool has_own_plan = false;
+  bool turns = false;      // has more room than it needs
   bool has_begun = false;  // `first` has been announced
   int absent = -1;         // a rank that has not come to its meeting
   Task* first = nullptr;   // the one that runs, or runs next
@@ -46,6 +47,8 @@ constexpr std::size_t kLaneRows = 8;
 /// what it needs up to kMostBytes, and less where memory is short.
 constexpr std::size_t kLaneBytes = 16 << 10;
 constexpr std::size_t kMostBytes = 512 << 10;
+/// Persistent operations on vectors from this length on get HostChannel::turning_bytes().
+constexpr std::size_t kLeastTurned = 4 << 10;
 
 /// All communicators that have lanes. Never destroyed: the helper looks at it until the end.
 struct Registry {
@@ -207,6 +210,9 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
   const std::size_t least = units * 64;
   std::size_t wanted = units * (std::min(choice.slice_bytes, longest) + 63) / 64 * 64;
   wanted = std::clamp(wanted, least, std::max(least, kMostBytes));
+  const bool is_short = longest <= wanted / units || group_.size == 2;
+  const bool turns = task.may_turn_ && plan.bytes >= kLeastTurned && is_short;
+  if (turns) wanted = std::max(wanted, main_.turning_bytes());
   for (;; wanted = std::max(least, wanted / 8)) {
     if (auto channels = main_.branch({schedule.flags, wanted}, 1); !channels.empty()) {
       auto lane = std::make_unique<Lane>(group_, std::move(channels.front()), 1);
@@ -214,6 +220,8 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
       lane->channel->announce(own.signature);
       lane->plan = &own;
       lane->has_own_plan = true;
+      lane->turns = turns;
+      turning_lanes_ += turns;
       Path& path = lane->plans.path(own, route, choice);
       if (path.binding) {
         path.arguments.in = request.in;
@@ -242,6 +250,7 @@ void Background::dismiss(Task& task) {
   const std::lock_guard lock(lock_);
   for (Served& row : rows) keep(row);
   std::erase(own_lanes_, task.lane_);
+  turning_lanes_ -= task.own_lane_->turns;
   task.own_lane_.reset();
   task.lane_ = nullptr;
 }

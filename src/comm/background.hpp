@@ -46,6 +46,7 @@ class Task {
   std::vector<std::int64_t> counts_;   // a copy of recvcounts
   std::size_t bytes_ = 0;              // of the vector
   bool is_on_host_ = false;            // persistent: its buffers are
+  bool may_turn_ = false;              // persistent: may have more scratch than it needs
   bool meets_ = false;                 // ranks meet before it: its buffers may be on devices
   std::vector<MappedBuffers> mapped_;  // persistent: of all ranks, for Route::mapped; or empty
   DeviceCall call_;                    // from then on
@@ -93,6 +94,10 @@ class Background {
   /// Collective: gives `task`, whose request is filled in, a lane and a program: for `way`, or for
   /// what the tables say. False (on all ranks alike): there is no memory.
   bool prepare(Task& task, const std::optional<Choice>& way);
+  /// How many of those that prepare() made have more scratch than they need: a few of them should.
+  /// Programs with many take turns anyway.
+  int turning_lanes() const { return turning_lanes_; }
+  static constexpr int kTurningLanes = 4;
   /// The task's lane is gone. Not to be called while it is under way.
   void dismiss(Task& task);
 
@@ -157,6 +162,7 @@ class Background {
   std::vector<Lane*> busy_;        // of both kinds
   std::atomic<int> under_way_{0};  // tasks; others look at it without the lock
   std::uint64_t posts_ = 0;
+  int turning_lanes_ = 0;
   bool has_helper_ = false;
   std::vector<Served> served_before_;  // by lanes that are gone
   std::string failure_;

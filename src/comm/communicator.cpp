@@ -508,6 +508,7 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request, const Hints&
 struct Communicator::Part {
   Card card;
   bool can_serve;  ///< on a device
+  int turning_lanes;
 };
 
 /// Collective: finds out where a persistent reduction is to run.
@@ -517,7 +518,8 @@ void Communicator::settle(Task& task) {
     devices_.are_in_use = devices_.backend->is_in_use();
   DeviceCall none;
   Plan& plan = plans_->find(request);
-  Part mine{devices_.card(request, none), devices_.can_serve(request, plan.signature.count)};
+  Part mine{devices_.card(request, none), devices_.can_serve(request, plan.signature.count),
+            background_ ? background_->turning_lanes() : 0};
   if (plan.is_mappable) {
     const Card card = heap_card(request, plan);
     mine.card.in_at = card.in_at;
@@ -526,6 +528,10 @@ void Communicator::settle(Task& task) {
   std::vector<Part> all(static_cast<std::size_t>(group_.size));
   bootstrap_->exchange(&mine, all.data(), sizeof mine);
   task.meets_ = settle_on_device(request, plan, all);
+  // Each rank may have dismissed others by now.
+  task.may_turn_ = std::all_of(all.begin(), all.end(), [](const Part& part) {
+    return part.turning_lanes < Background::kTurningLanes;
+  });
   const auto card_of = [&](int rank) { return all[static_cast<std::size_t>(rank)].card; };
   if (task.meets_ || !plan.is_mappable || !map(plan, card_of, task.mapped_)) task.mapped_.clear();
 }

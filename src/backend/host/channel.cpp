@@ -27,6 +27,7 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) {
   return (value + to - 1) / to * to;
 }
 
+constexpr std::size_t kFetchedAhead = 1024;
 constexpr std::size_t kLinesAt = round_up(sizeof(Control), kCacheLine);
 
 /// Whether a process is there, and since when.
@@ -119,8 +120,14 @@ Signature unpack(std::uint64_t packed) {
 /// are not large.
 std::size_t Channel::lay_out(const Room& room) {
   flags_ = room.flags;
-  small_bytes_ = round_up(room.bytes, kCacheLine);
-  small_at_ = kLinesAt + sizeof(Line) * static_cast<std::size_t>(kWindows * flags_);
+  // Processors fetch some lines beyond those that are read, but not beyond a page. Those would be
+  // the next window's, which its writer then has to take back.
+  const bool has_pages = room.bytes >= kPage;
+  small_bytes_ = has_pages                   ? round_up(room.bytes, kPage)
+                 : room.bytes > kInlineBytes ? round_up(room.bytes, kCacheLine) + kFetchedAhead
+                                             : kCacheLine;
+  small_at_ = round_up(kLinesAt + sizeof(Line) * static_cast<std::size_t>(kWindows * flags_),
+                       has_pages ? kPage : kCacheLine);
   return small_at_ + kWindows * small_bytes_;
 }
 
@@ -191,7 +198,8 @@ std::vector<std::unique_ptr<HostChannel>> Channel::branch(const Room& room, int 
   std::shared_ptr<Segment> segment;
   for (int i = 0; i < count; ++i) {
     auto channel = std::unique_ptr<Channel>(new Channel(bootstrap_, config_));
-    const std::size_t bytes = round_up(channel->lay_out(room), kCacheLine);
+    const std::size_t bytes =
+        round_up(channel->lay_out(room), room.bytes >= kPage ? kPage : kCacheLine);
     if (!segment) {
       std::string why;
       segment =

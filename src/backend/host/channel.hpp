@@ -39,9 +39,15 @@ inline constexpr std::size_t kSmallBytes =
 inline constexpr std::size_t kSmallBytesPerRank =
     4 * 64;  // ... a cache line of each of its slots, whatever the size
 inline constexpr std::size_t kLargeBytes = 512 << 10;
-inline constexpr std::size_t kTurningBytes = 4 << 20;  // of all ranks
+/// Of all ranks. To write where a peer has just read takes an invalidation per line, one after the
+/// other (8 ns each with AMD Zen 4), until the peer's second-level cache has given the line up:
+/// after a megabyte or two. So runs that need little take turns on more. All ranks' turns together
+/// should stay in the cache that they share. What takes many runs does not win by it, and loses
+/// with many ranks (Intel Xeon: a third, reduce_scatter of 1 MiB, 16 ranks).
+inline constexpr std::size_t kTurningBytes = 4 << 20;
 inline constexpr std::size_t kInlineBytes = 48;
 inline constexpr int kHistory = 8;
+inline constexpr std::size_t kPage = 4096;
 
 /// A slot's flag, with the payload behind it where that is small: one cache line moves both.
 struct alignas(kCacheLine) Line {
@@ -96,15 +102,14 @@ class Channel final : public HostChannel {
   bool has_data() const override { return data_ != nullptr; }
   std::vector<std::unique_ptr<HostChannel>> branch(const Room& room, int count) override;
   std::size_t fit(int flags, int units, bool is_large) const;
-  /// Bytes of a window over which runs take turns, if they need less. To write where a peer has
-  /// just read takes an invalidation per line, one after the other (8 ns each with AMD Zen 4),
-  /// until the peer's second-level cache has given the line up: after a megabyte or two. All ranks'
-  /// turns together should stay in the cache that they share. What takes many runs does not win by
-  /// it, and loses with many ranks (Intel Xeon: a third, reduce_scatter of 1 MiB, 16 ranks).
+  std::size_t turning_bytes() const override {
+    return std::min(kLargeBytes, kTurningBytes / kWindows / static_cast<std::size_t>(size_));
+  }
+  /// Bytes of a window over which runs take turns, if they need less.
   std::size_t turning_bytes(bool is_large, long runs) const {
     if (runs > 1 && size_ > 2) return 0;
     if (!is_large) return turns_in_small_ ? small_bytes_ : 0;
-    return std::min(kLargeBytes, kTurningBytes / kWindows / static_cast<std::size_t>(size_));
+    return turning_bytes();
   }
   std::unique_ptr<trib::Program> load(const Schedule& own) override;
   void announce(const Signature& signature) override;

@@ -130,7 +130,7 @@ void Program::set(const Arguments& arguments) {
   runs_ = length <= pass ? 1 : static_cast<long>((length + pass - 1) / pass);
   run_ = 0;
   window_ = 0;
-  pass_bytes_ = static_cast<std::size_t>(units_) * stride_;
+  pass_bytes_ = round_up(static_cast<std::size_t>(units_) * stride_, kPage);
   turns_ = pass_bytes_ > 0 ? channel_.turning_bytes(arguments.is_large, runs_) / pass_bytes_ : 1;
   turns_ = std::max(turns_, std::size_t{1});
 }
