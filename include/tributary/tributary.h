@@ -19,17 +19,17 @@ extern "C" {
 /* "0.1.0" */
 const char* trib_version(void);
 
-/* ------------------------------------------------------------------------------------ results */
+/* -------------------------------------------------------------------------------------- results */
 
 typedef enum {
   TRIB_SUCCESS = 0,
-  TRIB_ERROR_ARGUMENT = 1,    /* a wrong argument or setting, or ranks that disagree */
-  TRIB_ERROR_TIMEOUT = 2,     /* a peer did not arrive in time */
-  TRIB_ERROR_PEER = 3,        /* a peer failed or died */
-  TRIB_ERROR_UNUSABLE = 4,    /* an earlier failure or trib_comm_abort left the communicator unusable */
-  TRIB_ERROR_SYSTEM = 5,      /* the operating system refused something */
-  TRIB_ERROR_DEVICE = 6,      /* the GPU or its driver failed, or is missing */
-  TRIB_ERROR_INTERNAL = 7     /* a bug in Tributary */
+  TRIB_ERROR_ARGUMENT = 1, /* a wrong argument or setting, or ranks that disagree */
+  TRIB_ERROR_TIMEOUT = 2,  /* a peer did not arrive in time */
+  TRIB_ERROR_PEER = 3,     /* a peer failed or died */
+  TRIB_ERROR_UNUSABLE = 4, /* the communicator failed before, or was aborted */
+  TRIB_ERROR_SYSTEM = 5,   /* the operating system refused something */
+  TRIB_ERROR_DEVICE = 6,   /* the GPU or its driver failed, or is missing */
+  TRIB_ERROR_INTERNAL = 7  /* a bug in Tributary */
 } trib_result;
 
 /* "ranks disagree, or ..." for a code. Never null. */
@@ -42,48 +42,63 @@ const char* trib_last_error(void);
 /* -------------------------------------------------------------------------- types and operators */
 
 typedef enum {
-  TRIB_INT8, TRIB_INT16, TRIB_INT32, TRIB_INT64,
-  TRIB_UINT8, TRIB_UINT16, TRIB_UINT32, TRIB_UINT64,
-  TRIB_FLOAT16,   /* IEEE binary16; computed in float, as the next three are */
+  TRIB_INT8,
+  TRIB_INT16,
+  TRIB_INT32,
+  TRIB_INT64,
+  TRIB_UINT8,
+  TRIB_UINT16,
+  TRIB_UINT32,
+  TRIB_UINT64,
+  TRIB_FLOAT16, /* IEEE binary16; computed in float, as the next three are */
   TRIB_BFLOAT16,
   TRIB_FLOAT8_E4M3, /* OCP 8-bit: 4 exponent bits, no infinities, saturates at 448 */
   TRIB_FLOAT8_E5M2, /* OCP 8-bit: 5 exponent bits, with infinities */
-  TRIB_FLOAT32, TRIB_FLOAT64,
-  TRIB_COMPLEX64,   /* two floats */
-  TRIB_COMPLEX128   /* two doubles */
+  TRIB_FLOAT32,
+  TRIB_FLOAT64,
+  TRIB_COMPLEX64, /* two floats */
+  TRIB_COMPLEX128 /* two doubles */
 } trib_dtype;
 
 typedef enum {
-  TRIB_SUM, TRIB_PROD, TRIB_MAX, TRIB_MIN,
-  TRIB_LAND, TRIB_LOR, TRIB_LXOR, /* integers; the result is 0 or 1 */
-  TRIB_BAND, TRIB_BOR, TRIB_BXOR  /* integers */
+  TRIB_SUM,
+  TRIB_PROD,
+  TRIB_MAX,
+  TRIB_MIN,
+  TRIB_LAND,
+  TRIB_LOR,
+  TRIB_LXOR, /* integers; the result is 0 or 1 */
+  TRIB_BAND,
+  TRIB_BOR,
+  TRIB_BXOR /* integers */
 } trib_op;
 
-/* --------------------------------------------------------------------------------- communicators */
+/* -------------------------------------------------------------------------------- communicators */
 
 typedef struct trib_comm trib_comm;
 
 /* A CUDA stream (cudaStream_t, CUstream); null: the legacy default stream. */
 typedef void* trib_stream;
 
-/* An allgather that the caller supplies: `all` receives `bytes` bytes from each rank, in rank order.
- * Called by all ranks in the same order, only from within trib_comm_create and trib_comm_destroy.
- * Returns 0 on success. */
+/* An allgather that the caller supplies: `all` receives `bytes` bytes from each rank, in rank
+ * order. Called by all ranks in the same order, only from within trib_comm_create and
+ * trib_comm_destroy. Returns 0 on success. */
 typedef int (*trib_exchange)(void* context, const void* mine, void* all, size_t bytes);
 
-/* Collective. The communicator uses the calling thread's current CUDA context, whose device must not
- * be another rank's too. One process or many; all ranks on one machine. */
+/* Collective. The communicator uses the calling thread's current CUDA context, whose device must
+ * not be another rank's too. One process or many; all ranks on one machine. */
 trib_result trib_comm_create(trib_comm** comm, int rank, int size, trib_exchange exchange,
                              void* context);
 
-/* Waits for the operations that were enqueued. Collective, unless the communicator failed: ranks that
- * are threads of one process call it each from its own thread, and all ranks destroy communicators in
- * the same order. It waits a minute for ranks that do not. No other thread may be in a call on the
- * communicator or its requests; graphs that hold such calls may not be replayed any more. */
+/* Waits for the operations that were enqueued. Collective, unless the communicator failed: ranks
+ * that are threads of one process call it each from its own thread, and all ranks destroy
+ * communicators in the same order. It waits a minute for ranks that do not. No other thread may be
+ * in a call on the communicator or its requests; graphs that hold such calls may not be replayed
+ * any more. */
 trib_result trib_comm_destroy(trib_comm* comm);
 
-/* Ends what runs on the device and makes the communicator unusable here and, soon, at the peers. Any
- * thread. What was enqueued completes without results. */
+/* Ends what runs on the device and makes the communicator unusable here and, soon, at the peers.
+ * Any thread. What was enqueued completes without results. */
 trib_result trib_comm_abort(trib_comm* comm);
 
 /* Whether anything went wrong since creation, on the device or at a peer: never blocks. *error is
@@ -123,8 +138,8 @@ trib_result trib_reduce_scatter(const void* in, void* out, const size_t* counts,
 trib_result trib_reduce_scatter_block(const void* in, void* out, size_t count, trib_dtype dtype,
                                       trib_op op, trib_comm* comm, trib_stream stream);
 
-/* count elements from each rank: `out` has size * count, in rank order. In place: `in` is the rank's
- * part of `out`. */
+/* count elements from each rank: `out` has size * count, in rank order. In place: `in` is the
+ * rank's part of `out`. */
 trib_result trib_allgather(const void* in, void* out, size_t count, trib_dtype dtype,
                            trib_comm* comm, trib_stream stream);
 
@@ -171,7 +186,7 @@ trib_result trib_start(trib_request* request, trib_stream stream);
  * none; one that was freed already is an error, unless hundreds of others were freed since. */
 trib_result trib_request_free(trib_request* request);
 
-/* ------------------------------------------------------------ with MPI: include mpi.h before this */
+/* ---------------------------------------------------------- with MPI: include mpi.h before this */
 #ifdef MPI_VERSION
 
 /* "half" (IEEE binary16) or "bfloat16": a committed MPI datatype of two bytes; "f8e4m3" or "f8e5m2"

@@ -47,7 +47,8 @@ Schedule ring_to_root(const Shape& shape) {
 /// - steps: allreduce 2(p-1), others p-1
 /// - bytes read per rank: allreduce 2n(p-1)/p, reduce_scatter half of that; reduce at most n
 /// - scratch: none in allreduce; others less than a vector
-/// - association: chunk c in the order c+1, c+2, ..., c; in reduce without the root, which comes last
+/// - association: chunk c in the order c+1, c+2, ..., c; in reduce without the root, which comes
+/// last
 Schedule ring(const Shape& shape) {
   if (shape.collective == Collective::reduce) return ring_to_root(shape);
   const int rank = shape.rank, size = shape.size;

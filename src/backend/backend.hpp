@@ -172,8 +172,8 @@ class HostChannel {
   /// for it. Idempotent.
   virtual bool reserve_data() = 0;
   virtual bool has_data() const = 0;
-  /// Room::bytes with which short runs are quickest: more than they need, so that they need not write
-  /// where peers have just read.
+  /// Room::bytes with which short runs are quickest: more than they need, so that they need not
+  /// write where peers have just read.
   virtual std::size_t turning_bytes() const = 0;
   /// Collective: `count` more channels of the same ranks, with `room` each. None (on all ranks
   /// alike) where there is no memory. They must not outlive this one.

@@ -135,7 +135,7 @@ int make_named_file(const char* name) {
     while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
     }
     // Before it was locked, it was taken for a file that somebody left behind.
-    struct stat status {};
+    struct stat status{};
     if (::fstat(fd, &status) == 0 && status.st_nlink > 0) return fd;
     ::close(fd);
   }
@@ -151,7 +151,7 @@ void remove_stale_files() {
     if (std::strncmp(entry->d_name, kPrefix, sizeof kPrefix - 1) != 0) continue;
     const File file(
         ::openat(::dirfd(folder), entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    struct stat status {};
+    struct stat status{};
     if (file.get() >= 0 && ::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode) &&
         status.st_uid == ::geteuid() && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0)
       ::unlinkat(::dirfd(folder), entry->d_name, 0);

@@ -190,8 +190,7 @@ void SharedHeap::keep_or_return(std::size_t begin, std::size_t end) noexcept {
   bool is_written = true;
   // Like a hole that fallocate() makes in the file, but seen by those who keep memory registered
   // with a network, as unmapping it would be: the next block there has other pages.
-  if (kept_ + (end - begin) > kMostKept &&
-      ::madvise(base() + begin, end - begin, MADV_REMOVE) == 0)
+  if (kept_ + (end - begin) > kMostKept && ::madvise(base() + begin, end - begin, MADV_REMOVE) == 0)
     is_written = false;
   if (is_written) kept_ += end - begin;
   try {

@@ -34,7 +34,7 @@ std::string joined(const Names& names) {
 
 /// One of `names`, which stand in the order of the enumerators (false, true for a bool).
 template <class T>
-Setting choice(std::string_view variable, T Config::*field, const Names& names, bool is_shared,
+Setting choice(std::string_view variable, T Config::* field, const Names& names, bool is_shared,
                std::string_view help) {
   const auto get = [field, names](const Config& config) {
     const auto index = static_cast<std::size_t>(config.*field);
@@ -49,7 +49,7 @@ Setting choice(std::string_view variable, T Config::*field, const Names& names, 
   return {variable, joined(names), help, is_shared, get, set};
 }
 
-Setting seconds(std::string_view variable, double Config::*field, bool is_shared,
+Setting seconds(std::string_view variable, double Config::* field, bool is_shared,
                 std::string_view help) {
   constexpr double kMost = 1e9;  // thirty years, and still exact when counted in nanoseconds
   const auto get = [field](const Config& config) {
@@ -69,7 +69,7 @@ Setting seconds(std::string_view variable, double Config::*field, bool is_shared
   return {variable, "seconds, as 30 or 0.5 (0: wait for ever)", help, is_shared, get, set};
 }
 
-Setting size_in_bytes(std::string_view variable, long Config::*field, bool is_shared,
+Setting size_in_bytes(std::string_view variable, long Config::* field, bool is_shared,
                       std::string_view help) {
   const auto get = [field](const Config& config) { return std::to_string(config.*field); };
   const auto set = [field](Config& config, std::string_view text) {
@@ -94,7 +94,7 @@ Setting size_in_bytes(std::string_view variable, long Config::*field, bool is_sh
 }
 
 /// `zero`: what 0 stands for.
-Setting number(std::string_view variable, long Config::*field, long most, std::string_view zero,
+Setting number(std::string_view variable, long Config::* field, long most, std::string_view zero,
                bool is_shared, std::string_view help) {
   const auto get = [field](const Config& config) { return std::to_string(config.*field); };
   const auto set = [field, most](Config& config, std::string_view text) {
@@ -130,7 +130,7 @@ Setting file(std::string_view variable, char (Config::*field)[512], bool is_shar
 }
 
 /// Below zero: auto.
-Setting microseconds(std::string_view variable, long Config::*field, long most, bool is_shared,
+Setting microseconds(std::string_view variable, long Config::* field, long most, bool is_shared,
                      std::string_view help) {
   const auto get = [field](const Config& config) {
     return config.*field < 0 ? "auto" : std::to_string(config.*field);

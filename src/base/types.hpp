@@ -387,8 +387,8 @@ concept Reduces = requires(T a) {
   { Operator::apply(a, a) } -> std::same_as<T>;
 };
 
-  // ---------------------------------------------------------------------------------------- table
-  // look-ups
+// ---------------------------------------------------------------------------------------- table
+// look-ups
 
 #define TRIB_ONE(...) +1
 inline constexpr int kDtypes = 0 TRIB_DTYPES(TRIB_ONE);

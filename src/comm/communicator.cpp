@@ -127,9 +127,7 @@ bool Communicator::run_mapped(const Request& request, Plan& plan) {
     }
   }
   meet(card);
-  if (!map(
-          plan, [&](int rank) { return channel_->card(rank); }, mapped_))
-    return false;
+  if (!map(plan, [&](int rank) { return channel_->card(rank); }, mapped_)) return false;
   Path& path = plans_->path(plan, Route::mapped, group_.findings());
   path.arguments.mapped = mapped_.data();
   run_path(path, plan, Route::mapped, request.in, request.out);

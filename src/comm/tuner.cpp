@@ -34,7 +34,7 @@ class PrivateBuffer {
       memory_ = device_->allocate(bytes);
       return;
     }
-    memory_ = ::operator new (bytes, std::align_val_t{4096});
+    memory_ = ::operator new(bytes, std::align_val_t{4096});
     // Pages that nobody has written to are all the same one. These bytes are harmless numbers in
     // every type.
     std::fill_n(static_cast<unsigned char*>(memory_), bytes, static_cast<unsigned char>(0x3c));
@@ -43,7 +43,7 @@ class PrivateBuffer {
     if (device_ != nullptr)
       device_->free(memory_);
     else
-      ::operator delete (memory_, std::align_val_t{4096});
+      ::operator delete(memory_, std::align_val_t{4096});
   }
   PrivateBuffer(const PrivateBuffer&) = delete;
   PrivateBuffer& operator=(const PrivateBuffer&) = delete;

@@ -267,8 +267,7 @@ TRIB_PASSED_BY_FORMS(f08ts_large_)
 
 #if TRIB_MPI_OPENMPI
 
-#define TRIB_SPELLINGS(lower, upper) \
-  { #lower "_", #lower, #lower "__", #upper }
+#define TRIB_SPELLINGS(lower, upper) {#lower "_", #lower, #lower "__", #upper}
 #define TRIB_ALIASES(lower, upper, parameters)                  \
   void lower parameters __attribute__((alias(#lower "_")));     \
   void lower##__ parameters __attribute__((alias(#lower "_"))); \

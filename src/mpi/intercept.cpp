@@ -215,9 +215,9 @@ using trib::mpi::Word;
 
 // A function on requests: its own of requests.hpp, if any of ours are held.
 #define TRIB_REQUESTS(Name, parameters, call, ...) \
-  TRIB_REPLACE(MPI_##Name, parameters,             \
-               return trib::mpi::with_requests(    \
-                   Entry::Name, [=] { return trib::mpi::call; }, __VA_ARGS__))
+  TRIB_REPLACE(                                    \
+      MPI_##Name, parameters,                      \
+      return trib::mpi::with_requests(Entry::Name, [=] { return trib::mpi::call; }, __VA_ARGS__))
 #define TRIB_REQUEST(word) trib::mpi::to<MPI_Request>(word)
 #define TRIB_STATUS(word) trib::mpi::to<MPI_Status>(word)
 #define TRIB_INT(word) trib::mpi::to<int>(word)

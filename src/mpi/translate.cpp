@@ -83,8 +83,10 @@ void add_types() {
     Kind kind;
     int bytes;
   };
-#define TRIB_C(handle, kind, type) \
-  { handle, Kind::kind, static_cast<int>(sizeof(type)) }
+#define TRIB_C(handle, kind, type)                     \
+  {                                                    \
+    handle, Kind::kind, static_cast<int>(sizeof(type)) \
+  }
   // clang-format off
   const Sized sized[] = {
       TRIB_C(MPI_SIGNED_CHAR, integer, signed char),

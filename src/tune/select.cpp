@@ -295,7 +295,7 @@ constexpr bool kIsWhole<Logical<T>> = true;
 template <>
 constexpr bool kIsWhole<Byte> = true;
 template <class Value, class Index>
-constexpr bool kIsWhole<Pair<Value, Index>> = std::integral<Value>&& std::integral<Index>;
+constexpr bool kIsWhole<Pair<Value, Index>> = std::integral<Value> && std::integral<Index>;
 
 /// What the default table says.
 Choice default_choice(const Key& key, const Config& config) {

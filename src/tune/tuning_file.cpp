@@ -244,7 +244,7 @@ std::vector<Record> read(const std::string& path) {
     if (errno == ENOENT || errno == ENOTDIR) return {};
     fail("cannot be read");
   }
-  struct stat status {};
+  struct stat status{};
   if (::fstat(file.get(), &status) != 0) fail("cannot be read");
   if (!S_ISREG(status.st_mode)) throw Error(Code::argument, "is no plain file");
   if (static_cast<std::size_t>(status.st_size) > kMostBytes)

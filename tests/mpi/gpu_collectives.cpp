@@ -97,15 +97,13 @@ struct Function {
 // Its arguments in brackets: for int counts, for large ones.
 #define UNPACK(...) __VA_ARGS__
 #define FUNCTION(Name, IName, is_reduction, is_rooted, has_in_place, arguments, large_arguments) \
-  {                                                                                              \
-    "MPI_" #Name, is_reduction, is_rooted, has_in_place,                                         \
-        [](const Case& c, Form form, [[maybe_unused]] bool is_large,                             \
-           [[maybe_unused]] const void* in, void* out, MPI_Request* request) -> int {            \
-          LARGE_FORMS(Name, IName, UNPACK large_arguments)                                       \
-          ALL_FORMS(Name, IName, , UNPACK arguments)                                             \
-          return MPI_ERR_OTHER;                                                                  \
-        }                                                                                        \
-  }
+  {"MPI_" #Name, is_reduction, is_rooted, has_in_place,                                          \
+   [](const Case& c, Form form, [[maybe_unused]] bool is_large, [[maybe_unused]] const void* in, \
+      void* out, MPI_Request* request) -> int {                                                  \
+     LARGE_FORMS(Name, IName, UNPACK large_arguments)                                            \
+     ALL_FORMS(Name, IName, , UNPACK arguments)                                                  \
+     return MPI_ERR_OTHER;                                                                       \
+   }}
 
 /// The input is in place on this rank: of rooted calls, at the root.
 bool is_in_place(const Case& c) { return c.is_in_place && c.rank == c.root; }

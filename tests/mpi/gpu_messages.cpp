@@ -134,21 +134,14 @@ struct Sender {
   std::function<void(const Message&, MPI_Request*)> send;
   bool is_persistent = false;
 };
-#define BLOCKING_SENDER(Name)                                                           \
-  {                                                                                     \
-    "MPI_" #Name, [](const Message& m, MPI_Request*) { CALL(Name, m, MPI_COMM_WORLD); } \
-  }
-#define SENDER(Name)                                                                           \
-  {                                                                                            \
-    "MPI_" #Name,                                                                              \
-        [](const Message& m, MPI_Request* request) { CALL(Name, m, MPI_COMM_WORLD, request); } \
-  }
-#define PERSISTENT_SENDER(Name)                                                                 \
-  {                                                                                             \
-    "MPI_" #Name,                                                                               \
-        [](const Message& m, MPI_Request* request) { CALL(Name, m, MPI_COMM_WORLD, request); }, \
-        true                                                                                    \
-  }
+#define BLOCKING_SENDER(Name) \
+  {"MPI_" #Name, [](const Message& m, MPI_Request*) { CALL(Name, m, MPI_COMM_WORLD); }}
+#define SENDER(Name) \
+  {"MPI_" #Name,     \
+   [](const Message& m, MPI_Request* request) { CALL(Name, m, MPI_COMM_WORLD, request); }}
+#define PERSISTENT_SENDER(Name) \
+  {"MPI_" #Name,                \
+   [](const Message& m, MPI_Request* request) { CALL(Name, m, MPI_COMM_WORLD, request); }, true}
 
 const Sender kSenders[] = {
     BLOCKING_SENDER(Send),

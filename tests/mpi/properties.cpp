@@ -142,15 +142,17 @@ bool same(const Pair<V, I>& a, const Pair<V, I>& b) {
   return a.value == b.value && a.index == b.index;
 }
 template <class T>
-requires std::is_arithmetic_v<T>
-bool same(const T& a, const T& b) { return a == b; }
+  requires std::is_arithmetic_v<T>
+bool same(const T& a, const T& b) {
+  return a == b;
+}
 
 enum class Input { any, small, factor, logical };
 
 template <class T>
 struct Make;
 template <class T>
-requires std::is_integral_v<T>
+  requires std::is_integral_v<T>
 struct Make<T> {
   static T value(std::uint32_t r, Input input) {
     if (input == Input::logical) return static_cast<T>(r % 3 == 0 ? 0 : r % 5 + 1);
@@ -160,7 +162,7 @@ struct Make<T> {
   }
 };
 template <class T>
-requires std::is_floating_point_v<T>
+  requires std::is_floating_point_v<T>
 struct Make<T> {
   static T value(std::uint32_t r, Input input) {
     if (input == Input::factor) return static_cast<T>(r % 2 ? 2 : r % 3 ? -1 : 0.5);
@@ -455,13 +457,9 @@ std::vector<Operator<T>> integers(bool has_logical = true) {
 }
 template <class T>
 std::vector<Operator<T>> complexes() {
-  return {{"SUM", MPI_SUM, Input::small,
-           [](T a, T b) {
-             return T{a.re + b.re, a.im + b.im};
-           }},
-          {"PROD", MPI_PROD, Input::factor, [](T a, T b) {
-             return T{a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
-           }}};
+  return {{"SUM", MPI_SUM, Input::small, [](T a, T b) { return T{a.re + b.re, a.im + b.im}; }},
+          {"PROD", MPI_PROD, Input::factor,
+           [](T a, T b) { return T{a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re}; }}};
 }
 template <class T>
 std::vector<Operator<T>> logicals() {

@@ -179,7 +179,7 @@ inline Call random_call(std::mt19937_64& random, int size, std::size_t most) {
   const std::size_t block = pick() / static_cast<std::size_t>(size);
   for (int r = 0; r < size; ++r)
     call.counts.push_back(call.collective == Collective::reduce_scatter_block ? block
-                          : random() % 3 == 0                                 ? 0
+                          : random() % 3 == 0 ? 0
                                               : pick() / static_cast<std::size_t>(size));
   call.root = static_cast<int>(random() % static_cast<std::uint64_t>(size));
   call.in_place = random() % 3 == 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Tests that only do the same again and again do less of it under a sanitizer (TRIB_SANITIZE), which
-// makes everything ten times slower.
+// Tests that only do the same again and again do less of it under a sanitizer (TRIB_SANITIZE),
+// which makes everything ten times slower.
 #pragma once
 
 namespace trib::test {

@@ -39,7 +39,7 @@ struct Process {
 /// Equal numbers, if they are not zero, mean that process ids mean the same: two containers may
 /// have numberings of their own.
 std::uint64_t pid_numbering() {
-  struct stat status {};
+  struct stat status{};
   if (::stat("/proc/self/ns/pid", &status) != 0) return 0;
   return status.st_ino;
 }

@@ -8,8 +8,8 @@
 // what its own copies into scratch take, and writes past the caches while they are slow. That is
 // nobody else's affair: where the bytes are does not change.
 //
-// Only with two ranks: 4 to 32 of them on an Intel Xeon lost 5 to 50 % by it, as more of them read what
-// now comes from memory.
+// Only with two ranks: 4 to 32 of them on an Intel Xeon lost 5 to 50 % by it, as more of them read
+// what now comes from memory.
 #pragma once
 
 #include <cstddef>

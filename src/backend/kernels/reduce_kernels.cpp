@@ -85,7 +85,7 @@ template <class T>
 constexpr bool has_lanes<Complex<T>> = has_lanes<T>;
 template <class V, class I>
 constexpr bool has_lanes<Pair<V, I>> =
-    has_lanes<V>&& has_lanes<I>&& std::endian::native == std::endian::little;
+    has_lanes<V> && has_lanes<I> && std::endian::native == std::endian::little;
 
 /// Numbers in one element.
 template <class T>
@@ -469,9 +469,8 @@ struct Reduction {
     const bool is_direct = to_count == 1 && first_of(store) == Store::cached;
     const Streamed is_streamed(store);
     std::size_t part = kBlock;
-    if (is_streamed
-            .first) {  // blocks that end where a line of the destination ends, if elements allow
-                       // that
+    if (is_streamed.first) {  // blocks that end where a line of the destination ends, if elements
+                              // allow that
       const std::size_t head = bytes_to_next_line(to[0]);
       if (head != 0 && head % sizeof(T) == 0) part -= (kLine - head) / sizeof(T);
     }
@@ -539,9 +538,8 @@ struct Word {
   using type = void;
 };
 template <class T>
-requires std::is_integral_v<T>
-struct Word<T> : std::make_unsigned<T> {
-};
+  requires std::is_integral_v<T>
+struct Word<T> : std::make_unsigned<T> {};
 template <class T>
 struct Word<Logical<T>> : std::make_unsigned<T> {};
 template <>
