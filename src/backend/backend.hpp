@@ -175,6 +175,9 @@ class HostChannel {
   /// Room::bytes with which short runs are quickest: more than they need, so that they need not
   /// write where peers have just read.
   virtual std::size_t turning_bytes() const = 0;
+  /// Whether this process is far from what it may take of shared memory: for what only makes it
+  /// faster.
+  virtual bool has_ample_memory() const = 0;
   /// Collective: `count` more channels of the same ranks, with `room` each. None (on all ranks
   /// alike) where there is no memory. They must not outlive this one.
   virtual std::vector<std::unique_ptr<HostChannel>> branch(const Room& room, int count) = 0;

@@ -194,6 +194,8 @@ Segment::Segment(std::shared_ptr<Mapping> mapping, std::size_t bytes_per_rank)
 
 Segment::~Segment() { budget_used -= bytes_per_rank_; }
 
+std::size_t Segment::used() { return budget_used; }
+
 std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_per_rank,
                                        Config::Segment mode, std::string& why) {
   if (mode == Config::Segment::automatic) {

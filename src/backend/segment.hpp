@@ -30,6 +30,8 @@ class Segment {
   /// opened it.
   std::byte* of(int rank) const { return base_ + static_cast<std::size_t>(rank) * bytes_per_rank_; }
   std::size_t bytes_per_rank() const { return bytes_per_rank_; }
+  /// Of kSegmentBudget, by this process (by all ranks in it).
+  static std::size_t used();
 
  private:
   struct Mapping;

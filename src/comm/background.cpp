@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 
+#include "backend/reduce.hpp"
 #include "base/log.hpp"
 #include "comm/suspects.hpp"
 
@@ -211,7 +212,8 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
   std::size_t wanted = units * (std::min(choice.slice_bytes, longest) + 63) / 64 * 64;
   wanted = std::clamp(wanted, least, std::max(least, kMostBytes));
   const bool is_short = longest <= wanted / units || group_.size == 2;
-  const bool turns = task.may_turn_ && plan.bytes >= kLeastTurned && is_short;
+  const bool turns =
+      task.may_turn_ && route == Route::host && plan.bytes >= kLeastTurned && is_short;
   if (turns) wanted = std::max(wanted, main_.turning_bytes());
   for (;; wanted = std::max(least, wanted / 8)) {
     if (auto channels = main_.branch({schedule.flags, wanted}, 1); !channels.empty()) {
@@ -221,7 +223,7 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
       lane->plan = &own;
       lane->has_own_plan = true;
       lane->turns = turns;
-      turning_lanes_ += turns;
+      turning_lanes_.fetch_add(turns, std::memory_order_relaxed);
       Path& path = lane->plans.path(own, route, choice);
       if (path.binding) {
         path.arguments.in = request.in;
@@ -250,7 +252,7 @@ void Background::dismiss(Task& task) {
   const std::lock_guard lock(lock_);
   for (Served& row : rows) keep(row);
   std::erase(own_lanes_, task.lane_);
-  turning_lanes_ -= task.own_lane_->turns;
+  turning_lanes_.fetch_sub(task.own_lane_->turns, std::memory_order_relaxed);
   task.own_lane_.reset();
   task.lane_ = nullptr;
 }
@@ -272,13 +274,19 @@ void Background::keep(Served& row) {
 void Background::post(Task& task) {
   const std::lock_guard lock(lock_);
   if (has_failed()) throw Error(Code::unusable, failure_);
-  // Those for devices run one after the other, or else all but the first would be staged.
-  enqueue(task, *lanes_[task.meets_ ? 0 : posts_++ % lanes_.size()]);
+  enqueue(task, next_lane(task.meets_));
 }
 
-void Background::announce(const Signature& signature) {
+/// Those for devices run one after the other, or else all but the first would be staged. Every post
+/// counts: ranks that disagree about one should not do so about the lanes of those behind it.
+Lane& Background::next_lane(bool meets) {
+  const std::uint64_t number = posts_++;
+  return *lanes_[meets ? 0 : number % lanes_.size()];
+}
+
+void Background::announce(const Signature& signature, bool meets) {
   const std::lock_guard lock(lock_);
-  Lane& lane = *lanes_[posts_++ % lanes_.size()];
+  Lane& lane = next_lane(meets);
   if (lane.first != nullptr)
     lane.last->notes_.push_back(signature);
   else
@@ -377,7 +385,10 @@ bool Background::drive(Lane& lane, int polls) noexcept {
       // Whichever thread this is: all parts of a result, on all ranks, get the caller's bits.
       const RoundingScope as_caller(task->rounding_);
       if (lane.operation == nullptr && !launch(lane, *task)) return false;
-      if (!lane.operation->advance(polls)) return false;
+      if (!lane.operation->advance(polls)) {
+        store_fence();  // another thread may end what this one has streamed a part of
+        return false;
+      }
     } catch (const std::exception& error) {
       if (lane.place == Lane::kIdle) add_busy(lane);
       const auto* const known = dynamic_cast<const Error*>(&error);

@@ -96,7 +96,7 @@ class Background {
   bool prepare(Task& task, const std::optional<Choice>& way);
   /// How many of those that prepare() made have more scratch than they need: a few of them should.
   /// Programs with many take turns anyway.
-  int turning_lanes() const { return turning_lanes_; }
+  int turning_lanes() const { return turning_lanes_.load(std::memory_order_relaxed); }
   static constexpr int kTurningLanes = 4;
   /// The task's lane is gone. Not to be called while it is under way.
   void dismiss(Task& task);
@@ -107,7 +107,8 @@ class Background {
   void post(Task& task);
   /// The next lane that has its turn takes note of a reduction in which there is nothing to do, or
   /// that is left to the MPI: ranks that disagree about it find out.
-  void announce(const Signature& signature);
+  /// `meets`: ranks meet before most others now, which have the first lane.
+  void announce(const Signature& signature, bool meets);
   /// Persistent.
   void start(Task& task);
 
@@ -145,6 +146,7 @@ class Background {
   void advance_lane(Lane& lane, int polls) noexcept;
   bool drive(Lane& lane, int polls) noexcept;
   void add_busy(Lane& lane);
+  Lane& next_lane(bool meets);
   void enqueue(Task& task, Lane& lane);
   bool launch(Lane& lane, Task& task);
   void finish(Task& task);
@@ -162,7 +164,7 @@ class Background {
   std::vector<Lane*> busy_;        // of both kinds
   std::atomic<int> under_way_{0};  // tasks; others look at it without the lock
   std::uint64_t posts_ = 0;
-  int turning_lanes_ = 0;
+  std::atomic<int> turning_lanes_{0};
   bool has_helper_ = false;
   std::vector<Served> served_before_;  // by lanes that are gone
   std::string failure_;

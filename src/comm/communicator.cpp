@@ -447,11 +447,10 @@ void Communicator::post(Task& task, const Request& request) {
   // Mostly they are the last post's: to share them anew would cost more than the look.
   if (task.findings_ != group_.shared_findings()) task.findings_ = group_.shared_findings();
   if (task.bytes_ == 0) {
-    background_->announce(plans_->find(task.request_).signature);
+    background_->announce(plans_->find(task.request_).signature, meets_in_background());
     return count_empty(task.request_);
   }
-  task.meets_ =
-      meets_ && devices_.channel && !devices_.are_shared && devices_.can_serve(request, count);
+  task.meets_ = meets_in_background() && devices_.can_serve(request, count);
   try {
     stage(task);
     background_->post(task);
@@ -506,7 +505,7 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request, const Hints&
 struct Communicator::Part {
   Card card;
   bool can_serve;  ///< on a device
-  int turning_lanes;
+  bool may_turn;
 };
 
 /// Collective: finds out where a persistent reduction is to run.
@@ -517,7 +516,8 @@ void Communicator::settle(Task& task) {
   DeviceCall none;
   Plan& plan = plans_->find(request);
   Part mine{devices_.card(request, none), devices_.can_serve(request, plan.signature.count),
-            background_ ? background_->turning_lanes() : 0};
+            (!background_ || background_->turning_lanes() < Background::kTurningLanes) &&
+                channel_->has_ample_memory()};
   if (plan.is_mappable) {
     const Card card = heap_card(request, plan);
     mine.card.in_at = card.in_at;
@@ -527,9 +527,8 @@ void Communicator::settle(Task& task) {
   bootstrap_->exchange(&mine, all.data(), sizeof mine);
   task.meets_ = settle_on_device(request, plan, all);
   // Each rank may have dismissed others by now.
-  task.may_turn_ = std::all_of(all.begin(), all.end(), [](const Part& part) {
-    return part.turning_lanes < Background::kTurningLanes;
-  });
+  task.may_turn_ =
+      std::all_of(all.begin(), all.end(), [](const Part& part) { return part.may_turn; });
   const auto card_of = [&](int rank) { return all[static_cast<std::size_t>(rank)].card; };
   if (task.meets_ || !plan.is_mappable || !map(plan, card_of, task.mapped_)) task.mapped_.clear();
 }
@@ -768,7 +767,7 @@ void Communicator::note_declined(Collective collective, int root, Form form, Dec
   signature.declined = static_cast<std::int8_t>(reason);
   signature.hash = 1;
   if (form == Form::nonblocking) {
-    if (can_post()) background_->announce(signature);
+    if (can_post()) background_->announce(signature, meets_in_background());
     return;
   }
   channel_->announce(signature);
@@ -781,8 +780,8 @@ void Communicator::note_declined(Collective collective, int root, Form form, Dec
   }
 }
 
-/// By a reduction of a word. In a Reduce only the root waits: the others may leave the MPI's own
-/// early, too, and there are programs that count on it.
+/// By a reduction of a word. In a Reduce ranks that only send need not wait: they may leave the
+/// MPI's own early, too, and there are programs that count on it.
 void Communicator::meet_declined(Collective collective, int root) {
   if (!meetings_) meetings_ = std::make_unique<Plans>(group_, *channel_, 1, /*has_no_data=*/true);
   const std::int32_t mine = 0;

@@ -29,7 +29,7 @@ enum class Decline : std::uint8_t {
   disabled,     ///< TRIB_ENABLE=0
   single_rank,  ///< nothing to speed up
   intercommunicator,
-  user_operator,  ///< user-defined operator, REPLACE, NO_OP
+  user_operator,  ///< user-defined operator
   derived_type,   ///< not a predefined type
   undefined_op,   ///< the MPI standard does not define this operator on this type
   bad_argument,   ///< left to the MPI to report
@@ -140,6 +140,8 @@ class Communicator {
   std::optional<Choice> tune_for(const Request& request, bool is_on_device, const Hints& hints);
   void keep_counts(Task& task) const;
   void meet_declined(Collective collective, int root);
+  /// Whether ranks meet before nonblocking reductions of what devices can serve.
+  bool meets_in_background() const { return meets_ && devices_.channel && !devices_.are_shared; }
   void stage(Task& task);
   void end(Task& task);
   void drive();

@@ -263,7 +263,7 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
       plan.bytes >= kStreamBytes ||
       (is_everywhere && plan.bytes * static_cast<std::size_t>(group_.size) >= kStreamTotal);
   arguments.store = is_streamed ? Store::stream : Store::cached;
-  if (slice > 64) slice = slice / 64 * 64;
+  if (slice > 64 && slice < longest) slice = slice / 64 * 64;
   arguments.slice = std::max<std::size_t>(slice / element, 1);
 
   // A ring's sums depend on where chunks begin; those of others do not.

@@ -201,6 +201,9 @@ void add_ops() {
     if (to_word(row.handle) != 0)
       ops->insert(to_word(row.handle), 1 + static_cast<std::uintptr_t>(row.op));
   ops->insert(to_word(MPI_OP_NULL), kNull);
+  // For MPI_Accumulate and its like only: the MPI says so.
+  ops->insert(to_word(MPI_REPLACE), kNull);
+  ops->insert(to_word(MPI_NO_OP), kNull);
 }
 
 }  // namespace

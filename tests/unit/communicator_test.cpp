@@ -112,6 +112,30 @@ TEST(Communicator, ScratchWrittenPastTheCachesIsThereWhenPeersAreTold) {
   }
 }
 
+/// A call of one run is worked out once and for all; lengths that are no multiple of a cache line
+/// must not take two.
+TEST(Plans, ShortVectorsOfAnyLengthGoInOneRun) {
+  const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    std::string why;
+    const auto channel = host_backend().open(*bootstrap, Config{}, why);
+    Group group;
+    group.rank = rank;
+    group.size = 2;
+    group.node_of = {0, 0};
+    Plans plans(group, *channel, 1, /*has_no_data=*/true);
+    for (const Collective collective : {Collective::allreduce, Collective::reduce})
+      for (const std::size_t count : {1, 10, 16, 17, 100, 1000, 1001, 1023}) {
+        Request request;
+        request.collective = collective;
+        request.count = count;
+        const Path& path = plans.path(plans.find(request), Route::host, group.findings());
+        EXPECT_EQ(path.arguments.slice, count);
+        EXPECT_TRUE(path.binding) << count;
+      }
+  });
+  expect_no_errors(errors, "2 ranks");
+}
+
 /// Random delays at every signal and wait: rarely long, so that others overtake; sometimes none, so
 /// that nobody is in step.
 void disturb() {

@@ -8,16 +8,14 @@
 namespace trib::host {
 namespace {
 
-constexpr std::size_t kBytes = 8192;
-constexpr std::uint64_t kLines = kBytes / 64;
-
 /// Where a line takes so many ticks to write: how many of `copies` went past the caches.
-int copies_past(ScratchStores& stores, int copies, std::uint64_t cached, std::uint64_t past) {
+int copies_past(ScratchStores& stores, int copies, std::uint64_t cached, std::uint64_t past,
+                std::size_t bytes = 8192) {
   int count = 0;
   for (int i = 0; i < copies; ++i) {
-    const bool is_past = stores.is_past();
+    const auto [is_past, is_timed] = stores.next_copy(bytes);
     count += is_past;
-    if (stores.is_timed(kBytes)) stores.learn(is_past, (is_past ? past : cached) * kLines, kBytes);
+    if (is_timed) stores.learn(is_past, (is_past ? past : cached) * bytes / 64, bytes);
   }
   return count;
 }
@@ -55,8 +53,18 @@ TEST(ScratchStores, StayInTheCachesWithManyRanks) {
 TEST(ScratchStores, FewShortCopiesAreTimed) {
   ScratchStores stores(2);
   int timed = 0;
-  for (int i = 0; i < 160; ++i) timed += stores.is_timed(ScratchStores::kLeastBytes);
+  for (int i = 0; i < 160; ++i) timed += stores.next_copy(ScratchStores::kLeastBytes).is_timed;
   EXPECT_EQ(timed, 10);
+}
+
+TEST(ScratchStores, ComeBackWithShortCopiesToo) {
+  for (int longer = 0; longer < 16; ++longer) {
+    ScratchStores stores(2);
+    copies_past(stores, 100 + longer, 90, 8);
+    EXPECT_TRUE(stores.is_past());
+    copies_past(stores, 1000, 8, 8, ScratchStores::kLeastBytes);
+    EXPECT_FALSE(stores.is_past());
+  }
 }
 
 }  // namespace

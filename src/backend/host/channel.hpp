@@ -102,6 +102,7 @@ class Channel final : public HostChannel {
   bool has_data() const override { return data_ != nullptr; }
   std::vector<std::unique_ptr<HostChannel>> branch(const Room& room, int count) override;
   std::size_t fit(int flags, int units, bool is_large) const;
+  bool has_ample_memory() const override { return Segment::used() < kSegmentBudget / 4; }
   std::size_t turning_bytes() const override {
     return std::min(kLargeBytes, kTurningBytes / kWindows / static_cast<std::size_t>(size_));
   }

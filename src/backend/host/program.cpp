@@ -181,6 +181,7 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments, bool is
       bound->steps.push_back(step);
     }
   }
+  bound->element = element_;
   bound->pass_bytes = pass_bytes_;
   bound->turns = turns_;
   if (!is_fixed || turns_ > 1) return bound;
@@ -188,6 +189,7 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments, bool is
   bound->out = arguments.out;
   bases_[Place::in] = reinterpret_cast<std::intptr_t>(arguments.in);
   bases_[Place::out] = reinterpret_cast<std::intptr_t>(arguments.out);
+  bases_[Place::scratch] = 0;
   for (window_ = 0; window_ < kWindows; ++window_)
     for (const Place& place : bound->places) bound->addresses.push_back(address(place));
   return bound;
@@ -203,6 +205,7 @@ Operation& Program::launch(const Arguments& arguments) {
     arguments_.out = arguments.out;
     runs_ = 1;
     run_ = 0;
+    element_ = bound_->element;
     pass_bytes_ = bound_->pass_bytes;
     turns_ = bound_->turns;
     bases_[Place::in] = reinterpret_cast<std::intptr_t>(arguments.in);
@@ -485,8 +488,8 @@ inline void Program::copy(void* const* to, int to_count, const void* from, std::
     return;
   }
   ScratchStores& stores = channel_.stores_;
-  const bool is_past = stores.is_past();
-  const bool is_timed = to_count == 1 && stores.is_timed(bytes);
+  const auto [is_past, is_timed] =
+      to_count == 1 ? stores.next_copy(bytes) : ScratchStores::Copy{stores.is_past(), false};
   const std::uint64_t begun = is_timed ? ticks() : 0;
   copy_bytes(to, to_count, from, bytes, is_past ? past(store) : store);
   if (is_past) store_fence();

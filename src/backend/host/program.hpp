@@ -75,7 +75,7 @@ class Program final : public trib::Program, public Operation {
     std::vector<Place> places;
     ReduceKernel kernel = nullptr;
     bool is_streamed = false;
-    std::size_t pass_bytes = 0, turns = 1;
+    std::size_t element = 0, pass_bytes = 0, turns = 1;
     // For fixed buffers: the places' addresses, window by window.
     const void* in = nullptr;
     void* out = nullptr;

@@ -30,16 +30,20 @@ class ScratchStores {
   /// For tests: whether all scratch is written past the caches, or none.
   static inline std::optional<bool> forced;
 
-  /// Whether the next copy into scratch goes past the caches.
-  bool is_past() {
-    if (forced) [[unlikely]]
-      return *forced;
-    return is_past_ && ++copies_ % kTrialInterval != 0;
-  }
+  /// Whether what is written into scratch goes past the caches.
+  bool is_past() const { return forced.value_or(is_past_); }
 
-  /// Whether the next copy should be timed: not all short ones, which that would delay.
-  bool is_timed(std::size_t bytes) {
-    return is_of_use_ && (bytes >= 4 * kLeastBytes || ++short_copies_ % 16 == 0);
+  /// The same for the next copy of this rank's own vector, of which some try the other way; and
+  /// whether it is to be timed: not all short ones, which that would delay.
+  struct Copy {
+    bool is_past, is_timed;
+  };
+  Copy next_copy(std::size_t bytes) {
+    if (forced) [[unlikely]]
+      return {*forced, false};
+    if (!is_of_use_) return {false, false};
+    if (is_past_ && ++copies_ % kTrialInterval == 0) return {false, true};
+    return {is_past_, bytes >= 4 * kLeastBytes || ++short_copies_ % 16 == 0};
   }
 
   /// After a copy of this rank's own vector that took `ticks` of the time stamp counter.
