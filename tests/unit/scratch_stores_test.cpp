@@ -22,7 +22,7 @@ int copies_past(ScratchStores& stores, int copies, std::uint64_t cached, std::ui
 
 TEST(ScratchStores, StayInTheCachesWhereThatIsQuick) {
   ScratchStores stores(2);
-  EXPECT_EQ(copies_past(stores, 10000, 23, 5), 0);
+  EXPECT_EQ(copies_past(stores, 10000, 15, 5), 0);
 }
 
 TEST(ScratchStores, GoPastThemWhileLinesAreFarAway) {

@@ -70,7 +70,7 @@ class ScratchStores {
   }
 
  private:
-  static constexpr std::uint64_t kSlowTicks = 30;  // of a line: about 12 ns
+  static constexpr std::uint64_t kSlowTicks = 20;  // of a line: about 8 ns
   static constexpr int kSlowCopies = 3;            // in a row
   static constexpr int kPause = 1000;              // copies, after a switch that did not pay
   static constexpr std::uint32_t kTrialInterval = 256;
