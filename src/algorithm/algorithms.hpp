@@ -19,6 +19,7 @@ namespace trib {
 
 Schedule one_shot(const Shape& shape);
 Schedule two_shot(const Shape& shape);
+Schedule two_shot_as_ring(const Shape& shape);
 Schedule grouped_two_shot(const Shape& shape);
 Schedule gpu_two_shot(const Shape& shape);
 Schedule rootless(const Shape& shape);
@@ -30,6 +31,9 @@ Schedule rabenseifner(const Shape& shape);
 Schedule binomial(const Shape& shape);
 Schedule tree4(const Shape& shape);
 Schedule tree8(const Shape& shape);
+
+/// What two_shot_as_ring does in a Reduce: see rootless.cpp.
+Schedule rootless_as_ring(const Shape& shape);
 
 /// What one_shot and two_shot do where nothing is folded: see gather.cpp.
 Schedule hand_to_all(const Shape& shape);

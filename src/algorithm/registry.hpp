@@ -12,12 +12,13 @@ namespace trib {
 
 /// How contributions are grouped: what the bits of a floating-point sum depend on. Algorithms of
 /// the same association give the same bits in the same layout (ring: also if the chunks are the
-/// same).
+/// same), but for types whose sums are made in a wider one: those of chains and rings are rounded
+/// to the type on their way, those of two_shot_as_ring at the end.
 enum class Association {
   rank_order,  ///< a left fold over ranks 0, 1, 2, ...
   groups,      ///< a left fold in groups of ranks, then one over the groups: see Groups
   devices,     ///< a left fold over the ranks of each device, then one over the devices
-  chain,       ///< a left fold over ranks root+1, ..., root; each sum is rounded to the type
+  chain,       ///< a left fold over ranks root+1, ..., root
   rounded,     ///< rank_order, but each sum is rounded to the type: the same where that is what
                ///< sums are made in
   ring,        ///< each chunk in ring order, starting behind its owner

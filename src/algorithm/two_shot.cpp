@@ -5,18 +5,8 @@
 
 namespace trib {
 
-/// Two-shot: rank c reduces chunk c of all ranks, straight into the `out` of every rank that wants
-/// it. Known from GPU libraries' allreduce over peer memory.
-///
-/// - steps: 1; 2 where peers' memory cannot be written
-/// - bytes read per rank: (p-1)n/p; as many are written
-/// - scratch: none; reduce_scatter in place: a chunk
-/// - association: a left fold over ranks 0, 1, 2, ...
-///
-/// Allgather and broadcast: see hand_to_all and scatter_allgather.
-Schedule two_shot(const Shape& shape) {
-  if (shape.collective == Collective::allgather) return hand_to_all(shape);
-  if (shape.collective == Collective::broadcast) return scatter_allgather(shape);
+/// `from`: all ranks' inputs of this rank's chunk, in the order in which they are folded.
+Schedule fold_by_owners(const Shape& shape, const std::vector<Location>& from) {
   const int rank = shape.rank;
   const std::vector<int> peers = peers_of(shape);
   Builder b(/*chunks=*/shape.size);
@@ -36,11 +26,41 @@ Schedule two_shot(const Shape& shape) {
 
   b.signal(peers);
   b.wait(peers);
-  b.reduce(to, every_in(shape, rank));
+  b.reduce(to, from);
   b.signal(peers);
   b.wait(peers);
   if (is_staged) b.copy(out(rank, rank), to.front());
   return b.finish();
+}
+
+/// Two-shot: rank c reduces chunk c of all ranks, straight into the `out` of every rank that wants
+/// it. Known from GPU libraries' allreduce over peer memory.
+///
+/// - steps: 1; 2 where peers' memory cannot be written
+/// - bytes read per rank: (p-1)n/p; as many are written
+/// - scratch: none; reduce_scatter in place: a chunk
+/// - association: a left fold over ranks 0, 1, 2, ...
+///
+/// Allgather and broadcast: see hand_to_all and scatter_allgather.
+Schedule two_shot(const Shape& shape) {
+  if (shape.collective == Collective::allgather) return hand_to_all(shape);
+  if (shape.collective == Collective::broadcast) return scatter_allgather(shape);
+  return fold_by_owners(shape, every_in(shape, shape.rank));
+}
+
+/// Two-shot to the bits of `ring`: whoever folds a chunk does so in the order in which it would
+/// travel around. For buffers that peers have mapped, where it is faster not to hand anything on. A
+/// Reduce: see rootless_as_ring.
+///
+/// - steps, bytes and scratch: as `two_shot`
+/// - association: chunk c in the order c+1, c+2, ..., c; in a Reduce without the root, which comes
+///   last; rounded once
+Schedule two_shot_as_ring(const Shape& shape) {
+  if (shape.collective == Collective::reduce) return rootless_as_ring(shape);
+  std::vector<Location> from;
+  for (const int peer : peers_of(shape)) from.push_back(in(peer, shape.rank));
+  from.push_back(in(shape.rank, shape.rank));
+  return fold_by_owners(shape, from);
 }
 
 }  // namespace trib

@@ -28,7 +28,6 @@ namespace {
 
 using Nonce = std::array<std::uint64_t, 2>;
 
-constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = 2 << 20;
 
 /// What rank 0 tells the others.

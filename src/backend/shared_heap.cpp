@@ -14,10 +14,11 @@
 #include <cstring>
 #include <new>
 
+#include "backend/segment.hpp"
+
 namespace trib {
 namespace {
 
-constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = 2 << 20;
 /// At most: 128 ranks that map each other's need 32 of the 128 TiB that a process can address.
 constexpr std::size_t kMostBytes = std::size_t{256} << 30;

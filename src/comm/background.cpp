@@ -48,8 +48,6 @@ constexpr std::size_t kLaneRows = 8;
 /// what it needs up to kMostBytes, and less where memory is short.
 constexpr std::size_t kLaneBytes = 16 << 10;
 constexpr std::size_t kMostBytes = 512 << 10;
-/// Persistent operations on vectors from this length on get HostChannel::turning_bytes().
-constexpr std::size_t kLeastTurned = 4 << 10;
 
 /// All communicators that have lanes. Never destroyed: the helper looks at it until the end.
 struct Registry {
@@ -206,14 +204,14 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
                                               : Route::host;
   const Choice choice = way && !task.meets_ ? *way : sketch.choose(plan, route, group_.findings());
   const Schedule& schedule = group_.schedule(request.collective, choice, request.root);
-  const std::size_t longest = sketch.longest_chunk_of(plan, schedule.chunks);
+  const std::size_t longest = sketch.longest_chunk_of(plan, schedule);
   const std::size_t units = static_cast<std::size_t>(std::max(schedule.units, 1));
   const std::size_t least = units * 64;
   std::size_t wanted = units * (std::min(choice.slice_bytes, longest) + 63) / 64 * 64;
   wanted = std::clamp(wanted, least, std::max(least, kMostBytes));
   const bool is_short = longest <= wanted / units || group_.size == 2;
   const bool turns =
-      task.may_turn_ && route == Route::host && plan.bytes >= kLeastTurned && is_short;
+      task.may_turn_ && route == Route::host && plan.bytes >= HostChannel::kLeastTurned && is_short;
   if (turns) wanted = std::max(wanted, main_.turning_bytes());
   for (;; wanted = std::max(least, wanted / 8)) {
     if (auto channels = main_.branch({schedule.flags, wanted}, 1); !channels.empty()) {

@@ -378,7 +378,7 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
                               IsGuess&& is_guess) {
   const auto start = Clock::now();
   auto alive_at = start;
-  const int polls = is_crowded_ ? 1 : kPollsPerYield;
+  const int polls = group_.is_crowded ? 1 : kPollsPerYield;
   for (std::uint32_t round = 1;; ++round) {
     drive();
     ::sched_yield();
@@ -622,7 +622,7 @@ std::optional<Choice> Communicator::tune_for(const Request& request, bool is_on_
   budget /= 1000;
   // With more ranks than cores it would be the scheduler that is measured. Kernels of two calls
   // could wait for each other: see DeviceCall.
-  if (budget <= 0 || is_crowded_ || is_contended || !is_tunable(config) ||
+  if (budget <= 0 || group_.is_crowded || is_contended || !is_tunable(config) ||
       plan.bytes > kMostTunedBytes)
     return {};
   // On devices only if the program asks for it: measuring there has not been seen to work yet.
@@ -916,8 +916,8 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
     bindings.push_back(other.cores);
     meets_ = meets_ || other.uses_device;
   }
-  is_crowded_ = CPU_COUNT(&cores) < group_.size;
-  spin_ = is_crowded_ ? kFirstSpinCrowded : kFirstSpin;
+  group_.is_crowded = CPU_COUNT(&cores) < group_.size;
+  spin_ = group_.is_crowded ? kFirstSpinCrowded : kFirstSpin;
   if (!group_.config.enable) {
     declined_ = Decline::disabled;
     return;

@@ -157,7 +157,6 @@ class Communicator {
   const std::unique_ptr<Bootstrap> bootstrap_;
   Group group_;
   std::optional<Decline> declined_;
-  bool is_crowded_ = false;
   int spin_ = 0;  // polls before a wait lets others run
   std::unique_ptr<HostChannel> channel_;
   Devices devices_;

@@ -6,6 +6,17 @@
 #include "comm/request.hpp"
 
 namespace trib {
+namespace {
+
+/// Of `total` elements cut into `pieces`. Whole cache lines where there is enough: two owners never
+/// write one line of a result.
+std::size_t share_of(std::size_t total, std::size_t pieces, std::size_t element_bytes) {
+  const std::size_t share = (total + pieces - 1) / pieces;
+  const std::size_t line = std::max<std::size_t>(64 / element_bytes, 1);
+  return share >= 4 * line ? (share + line - 1) / line * line : share;
+}
+
+}  // namespace
 
 void cut_chunks(std::vector<std::size_t>& begin, std::size_t chunks, std::size_t total,
                 std::size_t element_bytes, const std::size_t* counts) {
@@ -15,11 +26,19 @@ void cut_chunks(std::vector<std::size_t>& begin, std::size_t chunks, std::size_t
     for (std::size_t c = 0; c < chunks; ++c) begin[c + 1] = begin[c] + counts[c];
     return;
   }
-  // Chunks of whole cache lines where there is enough: two owners never write one line of a result.
-  std::size_t share = (total + chunks - 1) / chunks;
-  const std::size_t line = std::max<std::size_t>(64 / element_bytes, 1);
-  if (share >= 4 * line) share = (share + line - 1) / line * line;
+  const std::size_t share = share_of(total, chunks, element_bytes);
   for (std::size_t c = 1; c <= chunks; ++c) begin[c] = std::min(total, c * share);
+}
+
+void cut_parts(std::vector<std::size_t>& begin, std::size_t parts, std::size_t element_bytes) {
+  std::vector<std::size_t> all;
+  for (std::size_t c = 0; c + 1 < begin.size(); ++c) {
+    const std::size_t share = share_of(begin[c + 1] - begin[c], parts, element_bytes);
+    for (std::size_t i = 0; i < parts; ++i)
+      all.push_back(std::min(begin[c + 1], begin[c] + i * share));
+  }
+  all.push_back(begin.back());
+  begin = std::move(all);
 }
 
 std::size_t longest_chunk(const std::vector<std::size_t>& begin) {

@@ -18,6 +18,9 @@ namespace trib {
 void cut_chunks(std::vector<std::size_t>& begin, std::size_t chunks, std::size_t total,
                 std::size_t element_bytes, const std::size_t* counts);
 
+/// Cuts each chunk into `parts`.
+void cut_parts(std::vector<std::size_t>& begin, std::size_t parts, std::size_t element_bytes);
+
 std::size_t longest_chunk(const std::vector<std::size_t>& begin);
 
 /// For a program of a device: protocol, slice, blocks and threads of `arguments`, whose dtype and

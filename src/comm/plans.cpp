@@ -23,11 +23,6 @@ constexpr std::size_t kStreamTotal = 128u << 20;
 /// than 14.8 for 16 MiB.
 constexpr std::size_t kScatteredSlice = 16u << 10;
 
-/// Slices from this length on go through the large scratch, where there is room to write elsewhere
-/// in each call (HostChannel: its Program does that). 2 ranks on AMD Zen 4, near: allreduce of 4
-/// and 8 KiB 0.50 and 0.80 us rather than 0.92 and 1.75; of 1 KiB as long as before.
-constexpr std::size_t kTurnedSlice = 4u << 10;
-
 /// Whether the parts of a vector that ranks end with begin where kernels can load whole units.
 bool has_aligned_parts(const Plan& plan) {
   if (!is_scatter(plan.request.collective)) return true;
@@ -138,11 +133,13 @@ Loaded& Plans::load(const Request& request, const Choice& choice, DeviceChannel*
       loaded.algorithm = "shared_" + loaded.algorithm;
     }
     loaded.chunks = static_cast<std::size_t>(all[0].chunks);
+    loaded.parts = static_cast<std::size_t>(all[0].parts);
     loaded.program = device->load(all, choice.engine);
     loaded.has_no_room = loaded.program == nullptr;
   } else {
     const Schedule& schedule = group_.schedule(request.collective, choice, request.root);
     loaded.chunks = static_cast<std::size_t>(schedule.chunks);
+    loaded.parts = static_cast<std::size_t>(schedule.parts);
     loaded.program = channel_.load(schedule);
   }
   return loaded;
@@ -154,6 +151,7 @@ Key Plans::key_of(const Plan& plan, Route route) const {
   key.size = group_.size;
   key.bytes = plan.bytes;
   key.can_attach = channel_.can_attach();
+  key.is_crowded = group_.is_crowded;
   key.place = is_on_device(route)      ? Key::Place::device
               : route == Route::staged ? Key::Place::staged
                                        : Key::Place::host;
@@ -177,17 +175,20 @@ Choice Plans::choose(const Plan& plan, Route route, const Findings& findings) co
   return select(key_of(plan, route), group_.config, &findings);
 }
 
-void Plans::cut(std::vector<std::size_t>& begin, const Plan& plan, std::size_t chunks) const {
+void Plans::cut(std::vector<std::size_t>& begin, const Plan& plan, std::size_t chunks,
+                std::size_t parts) const {
   const std::size_t element = bytes(plan.request.dtype);
   const bool is_by_rank =
       is_scatter(plan.request.collective) && chunks == static_cast<std::size_t>(group_.size);
-  cut_chunks(begin, chunks, plan.bytes / element, element,
+  cut_chunks(begin, chunks / parts, plan.bytes / element, element,
              is_by_rank ? plan.counts.data() : nullptr);
+  if (parts > 1) cut_parts(begin, parts, element);
 }
 
-std::size_t Plans::longest_chunk_of(const Plan& plan, int chunks) const {
+std::size_t Plans::longest_chunk_of(const Plan& plan, const Schedule& schedule) const {
   std::vector<std::size_t> begin;
-  cut(begin, plan, static_cast<std::size_t>(chunks));
+  cut(begin, plan, static_cast<std::size_t>(schedule.chunks),
+      static_cast<std::size_t>(schedule.parts));
   return longest_chunk(begin) * bytes(plan.request.dtype);
 }
 
@@ -237,7 +238,7 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
   arguments.signature = plan.signature;
   arguments.dtype = request.dtype;
   arguments.op = request.op;
-  cut(path.chunk_begin, plan, chunks);
+  cut(path.chunk_begin, plan, chunks, path.loaded->parts);
   arguments.chunk_begin = path.chunk_begin.data();
   arguments.chunks = chunks;
   arguments.longest = longest_chunk(path.chunk_begin);
@@ -255,8 +256,7 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
     return true;
   }
   std::size_t slice = std::min(path.choice.slice_bytes, longest);
-  // From kTurnedSlice on it is worth more to write elsewhere in each run: there is the room for it.
-  arguments.is_large = (slice > fit(false) || slice >= kTurnedSlice) && !has_no_data_;
+  arguments.is_large = (slice > fit(false) || slice >= HostChannel::kLeastTurned) && !has_no_data_;
   slice = std::min(slice, fit(arguments.is_large));
   const bool is_everywhere = request.collective == Collective::allreduce;
   const bool is_streamed =

@@ -32,6 +32,7 @@ struct Group {
   int rank = 0, size = 1;
   std::vector<int> node_of;
   Levels levels;
+  bool is_crowded = false;  ///< more ranks than cores
   Config config;
 
   /// What was measured, as far as this point of the program: ranks add to it in calls that all make
@@ -75,7 +76,7 @@ constexpr bool is_on_device(Route route) {
 struct Loaded {
   std::string algorithm;  ///< for people
   Collective collective{};
-  std::size_t chunks = 1;
+  std::size_t chunks = 1, parts = 1;
   std::unique_ptr<Program> program;
   bool has_no_room = false;  ///< on the device
   std::uint64_t calls = 0, bytes = 0;
@@ -173,15 +174,16 @@ class Plans {
   Key key_of(const Plan& plan, Route route) const;
   /// What the tables say.
   Choice choose(const Plan& plan, Route route, const Findings& findings) const;
-  /// Bytes of the longest chunk, if the vector is cut into so many.
-  std::size_t longest_chunk_of(const Plan& plan, int chunks) const;
+  /// Bytes of the longest chunk, if the vector is cut for `schedule`.
+  std::size_t longest_chunk_of(const Plan& plan, const Schedule& schedule) const;
   void add_served(Form form, std::vector<Served>& rows) const;
 
  private:
   std::uint64_t hash(const Request& request) const;
   void make(Plan& plan, const Request& request) const;
   void make_path(Plan& plan, Path& path, Route route, const Choice& choice, DeviceChannel* device);
-  void cut(std::vector<std::size_t>& begin, const Plan& plan, std::size_t chunks) const;
+  void cut(std::vector<std::size_t>& begin, const Plan& plan, std::size_t chunks,
+           std::size_t parts) const;
   Loaded& load(const Request& request, const Choice& choice, DeviceChannel* device);
 
   Group& group_;

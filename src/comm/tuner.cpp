@@ -110,7 +110,7 @@ class Tuner {
           shape.rank = rank;
           const Schedule schedule = choice.algorithm->schedule(shape);
           steps += to_string(schedule);
-          longest = sketch_.longest_chunk_of(plan, schedule.chunks);
+          longest = sketch_.longest_chunk_of(plan, schedule);
         }
       }
       std::size_t slice = choice.slice_bytes;

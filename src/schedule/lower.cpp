@@ -311,6 +311,7 @@ class Lowering {
     for (int rank = 0; rank < size_; ++rank) {
       Emitter& emitter = emitters[rank];
       emitter.schedule.chunks = chunks_;
+      emitter.schedule.parts = all_[rank].parts;
       if (entry_[rank] >= 0) emitter.add({Verb::signal, {}, {}, {}, entry_[rank]});
       for (const int slot : input_slots_[rank]) {
         const Slot& piece = slots_[rank][slot];

@@ -151,6 +151,9 @@ struct Slot {
 /// the direct form does.
 struct Schedule {
   int chunks = 1;
+  /// The vector is cut into chunks / parts, and each of these into so many: where the chunks of
+  /// another schedule of fewer chunks count.
+  int parts = 1;
   std::vector<Step> steps;
 
   // Lowered form only.
@@ -174,7 +177,10 @@ struct Schedule {
 /// Writes a schedule step by step.
 class Builder {
  public:
-  explicit Builder(int chunks) { schedule_.chunks = chunks; }
+  explicit Builder(int chunks, int parts = 1) {
+    schedule_.chunks = chunks;
+    schedule_.parts = parts;
+  }
 
   void copy(std::vector<Location> to, Location from) {
     schedule_.steps.push_back({Verb::copy, std::move(to), {from}, {}});

@@ -43,12 +43,11 @@ struct Row {
 // The first row that fits serves the call. Measured on 2026-11-21 with `trib bench COLLECTIVE -n N
 // --algorithm A`: 2 ranks on an AMD EPYC (Zen 5) of 2 cores; 4, 8, 16 and 64 ranks on an Intel Xeon
 // of 64 cores, and 24, 32, 61 and 63 ranks where grouped_two_shot stands: there rabenseifner loses
-// most. Reduce and the reduce_scatters of 8 and 16 ranks again on 2026-11-22, on 16 cores: in a
-// large Reduce of up to 6 ranks, `ring` in slices of 64 KiB is faster by a tenth to a quarter, but
-// its bits are not those of buffers that peers have mapped, which is worth more. 2 ranks again on
-// that day, while the two cores shared a cache and while they did not: the rows are those that lose
-// least in either state. Slices of their Reduce: on an AMD EPYC (Zen 4) of 2 cores, where the root
-// folds one while the other rank copies the next.
+// most. The reduce_scatters of 8 and 16 ranks again on 2026-11-22, on 16 cores, and Reduce of 3, 4,
+// 6, 8 and 16 ranks there and of 24 and 32 on 32 cores on the day after, with 3 to 7 launches of
+// each way in turns. 2 ranks again on 2026-11-22, while the two cores shared a cache and while they
+// did not: the rows are those that lose least in either state. Slices of their Reduce: on an AMD
+// EPYC (Zen 4) of 2 cores, where the root folds one while the other rank copies the next.
 // clang-format off
 constexpr Row kAllreduce[] = {
     {2,    512 * KiB, "one_shot"},
@@ -69,13 +68,20 @@ constexpr Row kReduce[] = {
     {2,    kAll,      "one_shot", 128 * KiB},
     {4,    8 * KiB,   "one_shot"},
     {8,    2 * KiB,   "one_shot"},
+    {8,    96 * KiB,  "two_shot"},
+    {8,    kAll,      "ring",     128 * KiB},
     {6,    kAll,      "two_shot"},
     {8,    2 * MiB,   "two_shot"},
     {kAny, 512,       "tree8"},
     {16,   4 * KiB,   "tree4"},
+    {16,   192 * KiB, "two_shot"},
+    {16,   kAll,      "ring",     64 * KiB},
     {16,   2 * MiB,   "two_shot"},
     {16,   kAll,      "rootless", 128 * KiB},
     {kAny, 32 * KiB,  "tree4"},
+    {24,   kAll,      "ring",     64 * KiB},
+    {32,   192 * KiB, "rabenseifner"},
+    {32,   768 * KiB, "ring",     64 * KiB},
     {32,   512 * KiB, "rabenseifner"},
     {kAny, 512 * KiB, "grouped_two_shot"},
     {32,   kAll,      "two_shot"},
@@ -271,9 +277,16 @@ Choice device_choice(const Key& key, const Config& config, bool can_copy, bool c
   throw Error(Code::internal, "select: no row");
 }
 
+/// A ring rounds sums of a wider type on their way. And what is handed from rank to rank has to
+/// wait for each of them to get a core.
+bool is_for(const Algorithm& algorithm, const Key& key) {
+  return algorithm.association != Association::ring || !(key.is_widened || key.is_crowded);
+}
+
 Choice find(std::span<const Row> rows, const Key& key) {
   for (const Row& row : rows)
-    if (key.size <= row.ranks && key.bytes <= row.bytes)
+    if (key.size <= row.ranks && key.bytes <= row.bytes &&
+        is_for(*find_algorithm(row.algorithm), key))
       return {find_algorithm(row.algorithm), Reach::scratch, row.slice};
   throw Error(Code::internal, "select: no row");
 }
@@ -434,12 +447,15 @@ bool is_tunable(const Config& config) {
 }
 
 std::optional<Choice> mapped_choice(const Key& key, const Config& config) {
-  const Choice choice{find_algorithm("two_shot"), Reach::map};
   if (key.bytes < least_mapped(key.size) || !is_reduction(key.collective) ||
       std::string_view(config.algorithm) != "auto" || config.slice > 0 ||
-      config.attach == Config::Attach::always || !is_permitted(choice, key, config))
+      config.attach == Config::Attach::always)
     return {};
-  return choice;
+  for (const char* const algorithm : {"two_shot", "two_shot_as_ring"}) {
+    const Choice choice{find_algorithm(algorithm), Reach::map};
+    if (is_permitted(choice, key, config)) return choice;
+  }
+  return {};
 }
 
 std::vector<Choice> candidates(const Key& key, const Config& config) {

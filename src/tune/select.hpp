@@ -25,6 +25,7 @@ struct Key {
   bool can_attach = false;
   /// What it runs on. `staged`: on the host, in place of a device, and to the same bits.
   enum class Place { host, staged, device } place = Place::host;
+  bool is_crowded = false;  ///< more ranks than cores
   std::size_t element = 4;  ///< bytes; devices
   /// Devices: copy engines can be had. The host drives them: not for calls on a caller's stream.
   bool can_copy = false;

@@ -47,7 +47,6 @@ inline constexpr std::size_t kLargeBytes = 512 << 10;
 inline constexpr std::size_t kTurningBytes = 4 << 20;
 inline constexpr std::size_t kInlineBytes = 48;
 inline constexpr int kHistory = 8;
-inline constexpr std::size_t kPage = 4096;
 
 /// A slot's flag, with the payload behind it where that is small: one cache line moves both.
 struct alignas(kCacheLine) Line {
