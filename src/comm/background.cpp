@@ -9,6 +9,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "backend/reduce.hpp"
@@ -30,6 +31,7 @@ struct Lane {
   Task* last = nullptr;
   Operation* operation = nullptr;  // of `first`, once launched
   Loaded* loaded = nullptr;        // whose operation it is
+  bool is_streamed = false;        // its results go past the caches
   static constexpr std::size_t kIdle = SIZE_MAX;
   std::size_t place = kIdle;  // in Background::busy_
 
@@ -48,6 +50,9 @@ constexpr std::size_t kLaneRows = 8;
 /// what it needs up to kMostBytes, and less where memory is short.
 constexpr std::size_t kLaneBytes = 16 << 10;
 constexpr std::size_t kMostBytes = 512 << 10;
+/// Flags of a persistent operation's lane, at least: what processors fetch ahead of a line should
+/// not be the next window's. 2 ranks on AMD Zen 4: 155 ns rather than 180 for 512 bytes.
+constexpr int kLeastFlags = 4;
 
 /// All communicators that have lanes. Never destroyed: the helper looks at it until the end.
 struct Registry {
@@ -213,8 +218,9 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
   const bool turns =
       task.may_turn_ && route == Route::host && plan.bytes >= HostChannel::kLeastTurned && is_short;
   if (turns) wanted = std::max(wanted, main_.turning_bytes());
+  const int flags = std::max(schedule.flags, kLeastFlags);
   for (;; wanted = std::max(least, wanted / 8)) {
-    if (auto channels = main_.branch({schedule.flags, wanted}, 1); !channels.empty()) {
+    if (auto channels = main_.branch({flags, wanted}, 1); !channels.empty()) {
       auto lane = std::make_unique<Lane>(group_, std::move(channels.front()), 1);
       Plan& own = lane->plans.find(request);
       lane->channel->announce(own.signature);
@@ -312,7 +318,7 @@ void Background::enqueue(Task& task, Lane& lane) {
   }
   lane.first = lane.last = &task;
   // Peers wait for the first step: everything else comes after it.
-  if (drive(lane, 0)) return;
+  if (drive(lane, 0, /*is_callers=*/true)) return;
   if (lane.first != nullptr) add_busy(lane);
   const Config::Progress mode = group_.config.progress;
   if (mode == Config::Progress::thread) {
@@ -351,6 +357,7 @@ bool Background::launch(Lane& lane, Task& task) {
   path.arguments.out = task.out_;
   path.arguments.mapped = task.mapped_.data();
   lane.loaded = path.loaded;
+  lane.is_streamed = path.arguments.store == Store::stream;
   ++path.loaded->calls;
   path.loaded->bytes += task.bytes_;
   lane.operation = &path.loaded->program->launch(path.arguments);
@@ -377,14 +384,15 @@ void Background::stage(Task& task) {
 }
 
 /// Goes on with the lane's tasks. True: none is left.
-bool Background::drive(Lane& lane, int polls) noexcept {
+bool Background::drive(Lane& lane, int polls, bool is_callers) noexcept {
   while (Task* const task = lane.first) {
     try {
       // Whichever thread this is: all parts of a result, on all ranks, get the caller's bits.
-      const RoundingScope as_caller(task->rounding_);
+      std::optional<RoundingScope> as_caller;
+      if (!is_callers) as_caller.emplace(task->rounding_);
       if (lane.operation == nullptr && !launch(lane, *task)) return false;
       if (!lane.operation->advance(polls)) {
-        store_fence();  // another thread may end what this one has streamed a part of
+        if (lane.is_streamed) store_fence();  // another thread may end what this one has begun
         return false;
       }
     } catch (const std::exception& error) {

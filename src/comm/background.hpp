@@ -144,7 +144,8 @@ class Background {
   void progress() noexcept;
   int advance_lane_of(const Task& task, int polls);
   void advance_lane(Lane& lane, int polls) noexcept;
-  bool drive(Lane& lane, int polls) noexcept;
+  /// `is_callers`: all that the lane has is of this thread, and so rounds as it does.
+  bool drive(Lane& lane, int polls, bool is_callers = false) noexcept;
   void add_busy(Lane& lane);
   Lane& next_lane(bool meets);
   void enqueue(Task& task, Lane& lane);

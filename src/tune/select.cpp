@@ -278,9 +278,10 @@ Choice device_choice(const Key& key, const Config& config, bool can_copy, bool c
 }
 
 /// A ring rounds sums of a wider type on their way. And what is handed from rank to rank has to
-/// wait for each of them to get a core.
+/// wait for each of them to get a core, and takes slices that are worth a step each.
 bool is_for(const Algorithm& algorithm, const Key& key) {
-  return algorithm.association != Association::ring || !(key.is_widened || key.is_crowded);
+  return algorithm.association != Association::ring ||
+         !(key.is_widened || key.is_crowded || key.has_little_room);
 }
 
 Choice find(std::span<const Row> rows, const Key& key) {

@@ -26,6 +26,8 @@ struct Key {
   /// What it runs on. `staged`: on the host, in place of a device, and to the same bits.
   enum class Place { host, staged, device } place = Place::host;
   bool is_crowded = false;  ///< more ranks than cores
+  /// On the host: it shares a few short lanes with others, as nonblocking ones do.
+  bool has_little_room = false;
   std::size_t element = 4;  ///< bytes; devices
   /// Devices: copy engines can be had. The host drives them: not for calls on a caller's stream.
   bool can_copy = false;

@@ -73,23 +73,23 @@ TEST(Select, StandInsFoldLikeDevices) {
           }
 }
 
-/// On the host, a vector travels from rank to rank only where each has a core, and where its sums
-/// need no rounding on their way.
+/// On the host, a vector travels from rank to rank only where each has a core, where its sums need
+/// no rounding on their way, and in long slices.
 TEST(Select, LongReducesOfRanksWithCoresTravel) {
   Key key;
   key.collective = Collective::reduce;
   for (key.size = 3; key.size <= 16; ++key.size)
     for (key.bytes = 256u << 10; key.bytes <= 256u << 20; key.bytes *= 2)
-      for (const bool is_crowded : {false, true})
-        for (const bool is_widened : {false, true}) {
-          key.is_crowded = is_crowded;
-          key.is_widened = is_widened;
-          const bool travels = select(key, Config{}).algorithm->name == "ring";
-          EXPECT_EQ(travels, !is_crowded && !is_widened) << key.size << " " << key.bytes;
-          // The bits are those of mapped buffers.
-          EXPECT_EQ(mapped_choice(key, Config{})->algorithm->name,
-                    travels ? "two_shot_as_ring" : "two_shot");
-        }
+      for (bool* const obstacle :
+           {static_cast<bool*>(nullptr), &key.is_crowded, &key.is_widened, &key.has_little_room}) {
+        if (obstacle != nullptr) *obstacle = true;
+        const bool travels = select(key, Config{}).algorithm->name == "ring";
+        EXPECT_EQ(travels, obstacle == nullptr) << key.size << " " << key.bytes;
+        // The bits are those of mapped buffers.
+        EXPECT_EQ(mapped_choice(key, Config{})->algorithm->name,
+                  travels ? "two_shot_as_ring" : "two_shot");
+        if (obstacle != nullptr) *obstacle = false;
+      }
 }
 
 TEST(Select, CallsOnStreamsFlowIntoEachOther) {
