@@ -602,7 +602,9 @@ TEST(Communicator, LongReducesHaveTheSameBitsWhereverBuffersLie) {
       EXPECT_EQ(std::memcmp(sum.data(), mapped.data(), kCount * sizeof(double)), 0)
           << size << " ranks, root " << root;
       // Three ranks: in rank order to the last one, as two terms may change places.
-      if (size > 3) EXPECT_NE(sum, folded_in_rank_order(size, kCount));
+      if (size > 3) {
+        EXPECT_NE(sum, folded_in_rank_order(size, kCount));
+      }
     }
 }
 
