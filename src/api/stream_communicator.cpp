@@ -72,6 +72,7 @@ const StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
     const std::vector<Schedule> all =
         lower(all_ranks(*choice.algorithm, shape), shape, choice.reach);
     loaded.chunks = static_cast<std::size_t>(all[static_cast<std::size_t>(rank_)].chunks);
+    loaded.parts = static_cast<std::size_t>(all[static_cast<std::size_t>(rank_)].parts);
     loaded.program = device_->load(all, choice.engine);
   }
   plan.loaded = &loaded;
@@ -81,7 +82,8 @@ const StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
                                     std::string(name(call.collective)) + " over " +
                                     std::to_string(size_) + " ranks");
   const bool is_by_rank = parts.size() > 1 && loaded.chunks == parts.size();
-  cut_chunks(plan.chunk_begin, loaded.chunks, total, element, is_by_rank ? parts.data() : nullptr);
+  cut_chunks(plan.chunk_begin, loaded.chunks, loaded.parts, total, element,
+             is_by_rank ? parts.data() : nullptr);
   Arguments& arguments = plan.arguments;
   arguments.signature.collective = static_cast<std::uint8_t>(call.collective);
   arguments.dtype = call.dtype;

@@ -63,7 +63,7 @@ class StreamCommunicator {
 
  private:
   struct Loaded {
-    std::size_t chunks = 1;
+    std::size_t chunks = 1, parts = 1;
     std::unique_ptr<Program> program;
   };
   /// How vectors of one kind and length are cut.

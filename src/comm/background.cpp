@@ -207,7 +207,9 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
   const Route route = task.meets_             ? Route::staged
                       : !task.mapped_.empty() ? Route::mapped
                                               : Route::host;
-  const Choice choice = way && !task.meets_ ? *way : sketch.choose(plan, route, group_.findings());
+  // To the bits of a blocking call.
+  const Route as = task.is_staged_ && route == Route::host ? Route::staged : route;
+  const Choice choice = way && !task.meets_ ? *way : sketch.choose(plan, as, group_.findings());
   const Schedule& schedule = group_.schedule(request.collective, choice, request.root);
   const std::size_t longest = sketch.longest_chunk_of(plan, schedule);
   const std::size_t units = static_cast<std::size_t>(std::max(schedule.units, 1));

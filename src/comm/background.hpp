@@ -48,6 +48,7 @@ class Task {
   bool is_on_host_ = false;            // persistent: its buffers are
   bool may_turn_ = false;              // persistent: may have more scratch than it needs
   bool meets_ = false;                 // ranks meet before it: its buffers may be on devices
+  bool is_staged_ = false;             // persistent: some rank's are, and it does not run there
   std::vector<MappedBuffers> mapped_;  // persistent: of all ranks, for Route::mapped; or empty
   DeviceCall call_;                    // from then on
   std::shared_ptr<const Findings> findings_;  // when it was asked for

@@ -526,6 +526,9 @@ void Communicator::settle(Task& task) {
   std::vector<Part> all(static_cast<std::size_t>(group_.size));
   bootstrap_->exchange(&mine, all.data(), sizeof mine);
   task.meets_ = settle_on_device(request, plan, all);
+  task.is_staged_ = !task.meets_ && std::any_of(all.begin(), all.end(), [](const Part& part) {
+    return is_beyond_host(part.card.in) || is_beyond_host(part.card.out);
+  });
   // Each rank may have dismissed others by now.
   task.may_turn_ =
       std::all_of(all.begin(), all.end(), [](const Part& part) { return part.may_turn; });

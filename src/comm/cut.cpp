@@ -16,20 +16,6 @@ std::size_t share_of(std::size_t total, std::size_t pieces, std::size_t element_
   return share >= 4 * line ? (share + line - 1) / line * line : share;
 }
 
-}  // namespace
-
-void cut_chunks(std::vector<std::size_t>& begin, std::size_t chunks, std::size_t total,
-                std::size_t element_bytes, const std::size_t* counts) {
-  begin.resize(chunks + 1);
-  begin[0] = 0;
-  if (counts != nullptr) {
-    for (std::size_t c = 0; c < chunks; ++c) begin[c + 1] = begin[c] + counts[c];
-    return;
-  }
-  const std::size_t share = share_of(total, chunks, element_bytes);
-  for (std::size_t c = 1; c <= chunks; ++c) begin[c] = std::min(total, c * share);
-}
-
 void cut_parts(std::vector<std::size_t>& begin, std::size_t parts, std::size_t element_bytes) {
   std::vector<std::size_t> all;
   for (std::size_t c = 0; c + 1 < begin.size(); ++c) {
@@ -39,6 +25,22 @@ void cut_parts(std::vector<std::size_t>& begin, std::size_t parts, std::size_t e
   }
   all.push_back(begin.back());
   begin = std::move(all);
+}
+
+}  // namespace
+
+void cut_chunks(std::vector<std::size_t>& begin, std::size_t chunks, std::size_t parts,
+                std::size_t total, std::size_t element_bytes, const std::size_t* counts) {
+  chunks /= parts;
+  begin.resize(chunks + 1);
+  begin[0] = 0;
+  if (counts != nullptr) {
+    for (std::size_t c = 0; c < chunks; ++c) begin[c + 1] = begin[c] + counts[c];
+  } else {
+    const std::size_t share = share_of(total, chunks, element_bytes);
+    for (std::size_t c = 1; c <= chunks; ++c) begin[c] = std::min(total, c * share);
+  }
+  if (parts > 1) cut_parts(begin, parts, element_bytes);
 }
 
 std::size_t longest_chunk(const std::vector<std::size_t>& begin) {

@@ -14,12 +14,10 @@ namespace trib {
 
 /// Fills `begin` with chunks + 1 ascending numbers: where each chunk of a vector of `total`
 /// elements starts, and `total`. `counts`: the chunks' lengths; null: as equal as whole cache lines
-/// allow.
-void cut_chunks(std::vector<std::size_t>& begin, std::size_t chunks, std::size_t total,
-                std::size_t element_bytes, const std::size_t* counts);
-
-/// Cuts each chunk into `parts`.
-void cut_parts(std::vector<std::size_t>& begin, std::size_t parts, std::size_t element_bytes);
+/// allow. `parts`: as Schedule::parts; chunks / parts of them are cut like this, then each of
+/// these.
+void cut_chunks(std::vector<std::size_t>& begin, std::size_t chunks, std::size_t parts,
+                std::size_t total, std::size_t element_bytes, const std::size_t* counts);
 
 std::size_t longest_chunk(const std::vector<std::size_t>& begin);
 

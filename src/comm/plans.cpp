@@ -181,9 +181,8 @@ void Plans::cut(std::vector<std::size_t>& begin, const Plan& plan, std::size_t c
   const std::size_t element = bytes(plan.request.dtype);
   const bool is_by_rank =
       is_scatter(plan.request.collective) && chunks == static_cast<std::size_t>(group_.size);
-  cut_chunks(begin, chunks / parts, plan.bytes / element, element,
+  cut_chunks(begin, chunks, parts, plan.bytes / element, element,
              is_by_rank ? plan.counts.data() : nullptr);
-  if (parts > 1) cut_parts(begin, parts, element);
 }
 
 std::size_t Plans::longest_chunk_of(const Plan& plan, const Schedule& schedule) const {

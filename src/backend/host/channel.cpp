@@ -260,13 +260,14 @@ int Channel::absent() {
 /// are at most size_ - 1: by the time a rank starts run meet_from, everyone has left the run in
 /// which it was set, and the credits that say so have carried the store along. In a joint call
 /// nobody is beyond its first run, and this rank's contribution carries the store to everyone who
-/// gets there; for the same reason an earlier number may then take the place of a later one.
+/// gets there. For the same reasons an earlier number may take the place of a later one: where
+/// several ranks ask, it is their calls that decide, not which of them was the first to store.
 void Channel::ask_for_meetings(Occasion occasion, bool is_joint) {
   const std::uint64_t from =
       last_run_ + (is_joint ? 2 : static_cast<std::uint64_t>(kWindows * size_) + 16);
   std::atomic<std::uint64_t>& meet_from = peers_[0].control->meet_from[static_cast<int>(occasion)];
   std::uint64_t before = meet_from.load(std::memory_order_relaxed);
-  while ((before == 0 || (is_joint && from < before)) &&
+  while ((before == 0 || from < before) &&
          !meet_from.compare_exchange_weak(before, from, std::memory_order_relaxed)) {
   }
 }
