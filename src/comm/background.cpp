@@ -309,11 +309,11 @@ void Background::enqueue(Task& task, Lane& lane) {
   task.lane_ = &lane;
   task.next_ = nullptr;
   task.error_.reset();
-  task.rounding_ = Rounding::of_this_thread();
   if (group_.config.stats) task.begun_ = std::chrono::steady_clock::now();
   task.is_under_way_.store(true, std::memory_order_relaxed);
   under_way_.store(under_way_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if (lane.first != nullptr) {
+    task.rounding_ = Rounding::of_this_thread();
     lane.last->next_ = &task;
     lane.last = &task;
     return;
@@ -321,6 +321,7 @@ void Background::enqueue(Task& task, Lane& lane) {
   lane.first = lane.last = &task;
   // Peers wait for the first step: everything else comes after it.
   if (drive(lane, 0, /*is_callers=*/true)) return;
+  task.rounding_ = Rounding::of_this_thread();
   if (lane.first != nullptr) add_busy(lane);
   const Config::Progress mode = group_.config.progress;
   if (mode == Config::Progress::thread) {

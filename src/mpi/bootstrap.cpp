@@ -20,7 +20,8 @@
 namespace trib::mpi {
 
 namespace {
-thread_local bool is_without_communicator = false;
+// A word of a library that is there from the start needs no call to find it.
+[[gnu::tls_model("initial-exec")]] constinit thread_local bool is_without_communicator = false;
 }  // namespace
 
 WithoutCommunicator::WithoutCommunicator() : before_(is_without_communicator) {

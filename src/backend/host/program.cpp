@@ -482,6 +482,11 @@ inline bool Program::is_joined() const {
 /// `store` is that of to[0]: Store::shared if it is scratch, as all further destinations are.
 inline void Program::copy(void* const* to, int to_count, const void* from, std::size_t bytes,
                           Store store) {
+  constexpr std::size_t kFewBytes = 256;  // for which the kernel's choices take longer than the copy
+  if (to_count == 1 && bytes <= kFewBytes) {
+    std::memmove(to[0], from, bytes);
+    return;
+  }
   const bool is_into_scratch = to_count > 1 || store == Store::shared;
   if (bytes < ScratchStores::kLeastBytes || !is_into_scratch) {
     copy_bytes(to, to_count, from, bytes, store);
