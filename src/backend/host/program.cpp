@@ -482,7 +482,8 @@ inline bool Program::is_joined() const {
 /// `store` is that of to[0]: Store::shared if it is scratch, as all further destinations are.
 inline void Program::copy(void* const* to, int to_count, const void* from, std::size_t bytes,
                           Store store) {
-  constexpr std::size_t kFewBytes = 256;  // for which the kernel's choices take longer than the copy
+  constexpr std::size_t kFewBytes =
+      256;  // for which the kernel's choices take longer than the copy
   if (to_count == 1 && bytes <= kFewBytes) {
     std::memmove(to[0], from, bytes);
     return;
