@@ -277,11 +277,13 @@ Choice device_choice(const Key& key, const Config& config, bool can_copy, bool c
   throw Error(Code::internal, "select: no row");
 }
 
-/// A ring rounds sums of a wider type on their way. And what is handed from rank to rank has to
-/// wait for each of them to get a core, and takes slices that are worth a step each.
+/// What is handed from rank to rank has to wait for each of them to get a core, and takes slices
+/// that are worth a step each.
+bool can_travel(const Key& key) { return !key.is_crowded && !key.has_little_room; }
+
+/// A ring rounds sums of a wider type on their way.
 bool is_for(const Algorithm& algorithm, const Key& key) {
-  return algorithm.association != Association::ring ||
-         !(key.is_widened || key.is_crowded || key.has_little_room);
+  return algorithm.association != Association::ring || (!key.is_widened && can_travel(key));
 }
 
 Choice find(std::span<const Row> rows, const Key& key) {
@@ -419,6 +421,9 @@ bool is_permitted(const Choice& choice, const Key& key, const Config& config) {
   const Algorithm* const algorithm = choice.algorithm;
   if (algorithm == nullptr || !algorithm->serves(key.collective)) return false;
   if (!is_reduction(key.collective)) return choice.engine == Engine::kernel;
+  if (key.place != Key::Place::device && algorithm->association == Association::ring &&
+      choice.reach == Reach::scratch && !can_travel(key))
+    return false;
   if (is_driven_by_host(choice.engine) &&
       (!key.can_copy || config.engine == Config::Engine::kernel ||
        config.protocol != Config::Protocol::automatic))

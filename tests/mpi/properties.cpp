@@ -147,7 +147,10 @@ bool same(const T& a, const T& b) {
   return a == b;
 }
 
-enum class Input { any, small, factor, logical };
+enum class Input { any, small, factor, logical, zero, one };
+/// Ranks that bring more than zero to a sum, or more than one to a product: so many that results
+/// are exact in every type.
+constexpr std::size_t kContributors = 8;
 
 template <class T>
 struct Make;
@@ -165,6 +168,7 @@ template <class T>
   requires std::is_floating_point_v<T>
 struct Make<T> {
   static T value(std::uint32_t r, Input input) {
+    if (input == Input::zero || input == Input::one) return static_cast<T>(input == Input::one);
     if (input == Input::factor) return static_cast<T>(r % 2 ? 2 : r % 3 ? -1 : 0.5);
     return static_cast<T>(static_cast<int>(r % 15) - 7);
   }
@@ -182,7 +186,7 @@ struct Make<Bfloat16> {
 template <int fraction_bits, int bias>
 struct Make<Float8<fraction_bits, bias>> {
   static Float8<fraction_bits, bias> value(std::uint32_t r, Input input) {
-    // Sums over 8 ranks must be exact, too: up to 16 with 3 bits of fraction, up to 8 with 2.
+    // Sums of kContributors must be exact, too: up to 16 with 3 bits of fraction, up to 8 with 2.
     constexpr int kMost = fraction_bits - 1;
     if (input == Input::small)
       return float8_of<fraction_bits, bias>(
@@ -207,6 +211,7 @@ struct Make<Complex<T>> {
   static Complex<T> value(std::uint32_t r, Input input) {
     if (input == Input::factor)
       return r % 2 ? Complex<T>{0, 1} : r % 3 ? Complex<T>{-1, 1} : Complex<T>{2, 0};
+    if (input == Input::one) return {1, 0};
     return {Make<T>::value(r, input), Make<T>::value(r / 16, input)};
   }
 };
@@ -349,10 +354,17 @@ void one_call(const char* type_name, MPI_Datatype type, const Operator<T>& op, i
   // memory ranges overlap").
   const bool in_place = is_in_place && has_result && (collective < 2 || is_served_here());
 
+  const auto input_of = [&](int r, std::size_t i) {
+    if ((static_cast<std::size_t>(r) + i) % static_cast<std::size_t>(size) < kContributors)
+      return op.input;
+    return op.input == Input::small    ? Input::zero
+           : op.input == Input::factor ? Input::one
+                                       : op.input;
+  };
   const auto value = [&](int r, std::size_t i) {
     return Make<T>::value(
         scramble(static_cast<std::uint64_t>(seed) << 40 ^ static_cast<std::uint64_t>(r) << 32 ^ i),
-        op.input);
+        input_of(r, i));
   };
   Memory in(total * sizeof(T), align), out((in_place ? total : mine) * sizeof(T), (align * 7) % 16);
   unsigned char* const source = in_place ? out.data() : in.data();

@@ -838,12 +838,18 @@ void all_forms_on(MPI_Comm comm) {
 #endif
 }
 
-void append_digits(void* in, void* inout, int* count, MPI_Datatype*) {  // not commutative
+/// The map x -> ax + b over 32 bits.
+std::uint64_t map_of(std::uint32_t a, std::uint32_t b) { return std::uint64_t{a} << 32 | b; }
+/// `second` comes first. Not commutative.
+std::uint64_t composed(std::uint64_t first, std::uint64_t second) {
+  const auto a = static_cast<std::uint32_t>(first >> 32), b = static_cast<std::uint32_t>(first);
+  return map_of(a * static_cast<std::uint32_t>(second >> 32),
+                a * static_cast<std::uint32_t>(second) + b);
+}
+void compose(void* in, void* inout, int* count, MPI_Datatype*) {
   for (int i = 0; i < *count; ++i) {
-    long& right = static_cast<long*>(inout)[i];
-    long power = 10;
-    while (power <= right) power *= 10;
-    right += static_cast<const long*>(in)[i] * power;
+    std::uint64_t& right = static_cast<std::uint64_t*>(inout)[i];
+    right = composed(static_cast<const std::uint64_t*>(in)[i], right);
   }
 }
 void add_pairs(void* in, void* inout, int* count, MPI_Datatype*) {
@@ -852,31 +858,32 @@ void add_pairs(void* in, void* inout, int* count, MPI_Datatype*) {
 
 /// What no library but the MPI can do: operators and types of the program.
 void user_defined(MPI_Comm comm) {
-  MPI_Op append, add;
-  MPI_Op_create(append_digits, 0, &append);
+  MPI_Op then, add;
+  MPI_Op_create(compose, 0, &then);
   MPI_Op_create(add_pairs, 1, &add);
   MPI_Datatype pair;
   MPI_Type_contiguous(2, MPI_INT, &pair);
   MPI_Type_commit(&pair);
-  long digits = 0, expected = 0;
-  for (int r = 1; r <= size; ++r) expected = expected * 10 + r;
-  const long digit = rank + 1;
+  const auto map = [](int r) { return map_of(2 * static_cast<std::uint32_t>(r) + 3, 7); };
+  std::uint64_t all = 0, expected = map(0);
+  for (int r = 1; r < size; ++r) expected = composed(expected, map(r));
+  const std::uint64_t mine = map(rank);
   std::vector<int> in(20), out(20);
   for (int form = 0; form < 1 + HAS_PERSISTENT_REDUCTIONS; ++form) {
     MPI_Request requests[2];
     const auto fill = [&](int round) {
       std::fill(in.begin(), in.end(), rank + round);
       std::fill(out.begin(), out.end(), -1);
-      digits = -1;
+      all = 0;
     };
     fill(0);
     if (form == 0) {
-      MPI_Iallreduce(&digit, &digits, 1, MPI_LONG, append, comm, &requests[0]);
+      MPI_Iallreduce(&mine, &all, 1, MPI_UINT64_T, then, comm, &requests[0]);
       MPI_Iallreduce(in.data(), out.data(), 10, pair, add, comm, &requests[1]);
     }
 #if HAS_PERSISTENT_REDUCTIONS
     if (form == 1) {
-      MPI_Allreduce_init(&digit, &digits, 1, MPI_LONG, append, comm, MPI_INFO_NULL, &requests[0]);
+      MPI_Allreduce_init(&mine, &all, 1, MPI_UINT64_T, then, comm, MPI_INFO_NULL, &requests[0]);
       MPI_Allreduce_init(in.data(), out.data(), 10, pair, add, comm, MPI_INFO_NULL, &requests[1]);
     }
 #endif
@@ -886,7 +893,8 @@ void user_defined(MPI_Comm comm) {
         MPI_Startall(2, requests);
       }
       MPI_Waitall(2, requests, MPI_STATUSES_IGNORE);
-      EXPECT(digits == expected, "operator of the program: %ld, expected %ld", digits, expected);
+      EXPECT(all == expected, "operator of the program: %llx, expected %llx",
+             static_cast<unsigned long long>(all), static_cast<unsigned long long>(expected));
       for (const int value : out)
         EXPECT(value == size * round + size * (size - 1) / 2, "derived type: %d", value);
     }
@@ -896,7 +904,7 @@ void user_defined(MPI_Comm comm) {
     }
   }
   MPI_Type_free(&pair);
-  MPI_Op_free(&append);
+  MPI_Op_free(&then);
   MPI_Op_free(&add);
 }
 

@@ -253,6 +253,12 @@ TEST(Findings, AreObeyedUnlessSomethingForbidsIt) {
   Key exact = key;
   exact.is_exact = true;
   EXPECT_EQ(choose(any, exact), "ring");
+  // Measured where each rank had a core, and room for long slices.
+  for (bool* const obstacle : {&exact.is_crowded, &exact.has_little_room}) {
+    *obstacle = true;
+    EXPECT_EQ(choose(any, exact), "one_shot");
+    *obstacle = false;
+  }
 
   // What the user sets.
   config = {};
