@@ -94,10 +94,10 @@ build: configure  ## set up and build everything (the default)
 
 test: build  ## build and run the tests: unit, mpi, python
 	@command -v nvidia-smi >/dev/null && labels= || { labels="-LE gpu"; echo "make: tests with label gpu are skipped: no GPU here"; }; \
-	ctest --test-dir $(BUILD) --output-on-failure $$labels
+	ctest --test-dir $(BUILD) --output-on-failure -j 2 $$labels
 
 unit: build  ## the unit tests alone: no MPI, seconds
-	@ctest --test-dir $(BUILD) --output-on-failure -L unit
+	@ctest --test-dir $(BUILD) --output-on-failure -j 2 -L unit
 
 demo: build  ## a benchmark that is not ours, without and with Tributary; table and picture
 	@$(TRIB) demo
