@@ -154,6 +154,7 @@ constexpr DeviceRow kDevice[] = {
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
     {1,    kAll,       "two_shot", false, 132, 16 * KiB},
     {2,    32 * MiB,   "two_shot", false, 132, 32 * KiB},
+    {2,    64 * MiB,   "two_shot", false, 132, 64 * KiB},
     {2,    kAll,       "two_shot", false, 132, 64 * MiB, Engine::copy},
     {2,    kAll,       "two_shot", false, 132, 64 * KiB},
     {kAny, 64 * MiB,   "two_shot", false, 132, 32 * KiB, Engine::kernel, Reach::push},
