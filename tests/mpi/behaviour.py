@@ -330,7 +330,7 @@ def without_folder(context: Context) -> None:
 def left_out(context: Context) -> None:
     """Where some ranks run without the library, the others say what they wait for."""
     program = context.program("communicators")
-    result = context.run(1, [program], also=[["env", "-u", "LD_PRELOAD", program]], timeout=12)
+    result = context.run(1, [program], also=[["env", "-u", "LD_PRELOAD", program]], timeout=10)
     warning = "MPI_Init waits for ranks that do not come to set up Tributary"
     expect(result.output.count(warning) == 1, result)
 
