@@ -4,6 +4,7 @@
 // ordinary memory.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -203,6 +204,18 @@ class HostChannel {
   /// This rank makes no more calls on the channel. Whether no peer will either: each has taken
   /// leave, has failed, or is gone.
   virtual bool have_all_left() = 0;
+
+  /// Where ranks share cores, who waits sleeps, and who goes on wakes him: a rank that polls holds
+  /// up the one that it waits for, and sched_yield() hands on the core or does not, by the kernel's
+  /// book-keeping. Shows that this rank waits for `peer` (-1: for any). It has to look once more
+  /// before it sleeps: what it waits for may have come before that was seen.
+  virtual std::uint32_t show_wait(int peer) = 0;
+  /// True: a peer has woken it, or has given it something since show_wait(), which gave `ticket`.
+  virtual bool sleep(std::uint32_t ticket, std::chrono::microseconds most) = 0;
+  virtual void end_wait() = 0;
+  /// Wakes the ranks that wait for this one, which has got on. Not to do so in time delays them
+  /// until they wake by themselves.
+  virtual void wake_waiting() = 0;
 
   /// A meeting of all ranks within the current call: shows the peers `card`. Over when absent()
   /// says so; until the next meeting, card() then has every rank's.

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <tuple>
 
 #include "backend/reduce.hpp"
 #include "base/log.hpp"
@@ -388,6 +389,18 @@ void Background::stage(Task& task) {
 
 /// Goes on with the lane's tasks. True: none is left.
 bool Background::drive(Lane& lane, int polls, bool is_callers) noexcept {
+  if (!group_.is_crowded) return go_on(lane, polls, is_callers);
+  const auto where = [&] {
+    return std::tuple(lane.first, lane.has_begun, lane.operation,
+                      lane.operation != nullptr ? lane.operation->position() : 0);
+  };
+  const auto before = where();
+  const bool is_idle = go_on(lane, polls, is_callers);
+  if (where() != before) main_.wake_waiting();
+  return is_idle;
+}
+
+bool Background::go_on(Lane& lane, int polls, bool is_callers) noexcept {
   while (Task* const task = lane.first) {
     try {
       // Whichever thread this is: all parts of a result, on all ranks, get the caller's bits.

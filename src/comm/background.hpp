@@ -147,6 +147,7 @@ class Background {
   void advance_lane(Lane& lane, int polls) noexcept;
   /// `is_callers`: all that the lane has is of this thread, and so rounds as it does.
   bool drive(Lane& lane, int polls, bool is_callers = false) noexcept;
+  bool go_on(Lane& lane, int polls, bool is_callers) noexcept;
   void add_busy(Lane& lane);
   Lane& next_lane(bool meets);
   void enqueue(Task& task, Lane& lane);

@@ -30,6 +30,10 @@ constexpr int kPollsPerYield = 40;
 /// Polls before the first such look: the usual wait is over by then.
 constexpr int kFirstSpin = 400;
 constexpr int kFirstSpinCrowded = 10;
+/// Where ranks share cores they sleep, at first for so long at most, then twice as long each time:
+/// what wakes them may be a message that only they can take from the MPI.
+constexpr auto kFirstNap = std::chrono::microseconds(50);
+constexpr auto kLongestNap = std::chrono::microseconds(2000);
 /// A kernel takes ten microseconds at least.
 constexpr int kFirstSpinDevice = 2000;
 
@@ -101,12 +105,12 @@ void Communicator::run_path(Path& path, Plan& plan, Route route, const void* in,
   last_algorithm_ = loaded.algorithm.c_str();
   ++loaded.calls;
   loaded.bytes += plan.bytes;
-  const int spin = is_on_device(route) ? kFirstSpinDevice : spin_;
+  const bool is_devices = is_on_device(route);
   if (!group_.config.stats) {
-    wait(loaded.program->launch(path.arguments), spin);
+    wait(loaded.program->launch(path.arguments), is_devices);
   } else {
     const auto start = Clock::now();
-    wait(loaded.program->launch(path.arguments), spin);
+    wait(loaded.program->launch(path.arguments), is_devices);
     loaded.seconds += std::chrono::duration<double>(Clock::now() - start).count();
   }
 }
@@ -252,7 +256,7 @@ void Communicator::meet(const Card& card) {
     }
     return absent < 0 ? kDone : absent;
   };
-  if (step(spin_) != kDone) wait_slowly(step, [] { return 0; });
+  wait_for_ranks(step, spin_);
 }
 
 Card Communicator::device_card(const Request& request, const Plan& plan, const DeviceCall& call) {
@@ -356,35 +360,61 @@ void Communicator::open_device(const Request& request, Plan& plan) {
     log_once(Config::Log::warn, "reductions of GPU buffers go through host memory: " + why);
 }
 
-inline void Communicator::wait(Operation& operation, int spin, HostChannel& channel) {
-  if (operation.advance(spin)) return;
-  wait_until([&](int polls) { return operation.advance(polls) ? kDone : operation.blocked_on(); },
-             [&](int peer) { diagnose(channel, operation, peer, group_.rank, group_.size); },
-             [&](int peer) { check_alive(channel, operation, peer); },
-             [&] { return operation.is_guessing(); });
+inline void Communicator::wait(Operation& operation, bool is_devices) {
+  wait(operation, is_devices, is_devices ? kFirstSpinDevice : spin_, *channel_);
+}
+
+inline void Communicator::wait(Operation& operation, bool is_devices, int spin,
+                               HostChannel& channel) {
+  if (!operation.advance(spin))
+    wait_until([&](int polls) { return operation.advance(polls) ? kDone : operation.blocked_on(); },
+               [&](int peer) { diagnose(channel, operation, peer, group_.rank, group_.size); },
+               [&](int peer) { check_alive(channel, operation, peer); },
+               [&] { return operation.is_guessing(); }, is_devices);
+  if (group_.is_crowded) [[unlikely]]
+    channel_->wake_waiting();
 }
 
 /// Repeats `step(polls)` until it gives kDone; it gives the rank that it waits for, or -1.
-template <class Step, class Position>
-void Communicator::wait_slowly(Step&& step, Position&& position) {
-  wait_until(
-      step, [&](int peer) { channel_->diagnose(peer, position()); },
-      [&](int peer) { channel_->check_alive(peer); }, [] { return false; });
+template <class Step>
+void Communicator::wait_for_ranks(Step&& step, int spin) {
+  if (step(spin) != kDone)
+    wait_until(
+        step, [&](int peer) { channel_->diagnose(peer, 0); },
+        [&](int peer) { channel_->check_alive(peer); }, [] { return false; },
+        /*is_devices=*/false);
+  if (group_.is_crowded) [[unlikely]]
+    channel_->wake_waiting();
 }
 
-/// `is_guess`: whether that rank is as good as any other.
+/// `is_guess`: whether that rank is as good as any other. `is_devices`: a device is to do it, which
+/// wakes nobody.
 template <class Step, class Diagnose, class CheckAlive, class IsGuess>
 void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive,
-                              IsGuess&& is_guess) {
+                              IsGuess&& is_guess, bool is_devices) {
   const auto start = Clock::now();
   auto alive_at = start;
+  const bool naps = group_.is_crowded && !is_devices;
   const int polls = group_.is_crowded ? 1 : kPollsPerYield;
+  auto nap = kFirstNap;
   for (std::uint32_t round = 1;; ++round) {
     drive();
-    ::sched_yield();
+    if (!naps) ::sched_yield();
     const int peer = step(polls);
     if (peer == kDone) return;
-    if (round % 64 != 0) continue;
+    if (!naps) {
+      if (round % 64 != 0) continue;
+    } else {
+      const std::uint32_t ticket = channel_->show_wait(peer);
+      const int still = step(1);
+      channel_->wake_waiting();  // who waits for what this rank has done so far
+      if (still != peer) {
+        channel_->end_wait();
+        if (still == kDone) return;
+        continue;
+      }
+      nap = channel_->sleep(ticket, nap) ? kFirstNap : std::min(2 * nap, kLongestNap);
+    }
     diagnose(peer);
     const auto now = Clock::now();
     const double waited = std::chrono::duration<double>(now - start).count();
@@ -482,7 +512,7 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request, const Hints&
       const int missing = channel_->missing();
       return missing < 0 ? kDone : missing;
     };
-    if (step(1) != kDone) wait_slowly(step, [] { return 0; });
+    wait_for_ranks(step, 1);
     settle(*task);
     std::optional<Choice> way;
     if (task->mapped_.empty()) way = tune_for(task->request_, task->meets_, hints);
@@ -639,7 +669,9 @@ std::optional<Choice> Communicator::tune_for(const Request& request, bool is_on_
   const int spin = is_on_device ? kFirstSpinDevice : spin_;
   std::optional<Record> record =
       tune({group_, *channel_, *bootstrap_, is_on_device ? devices_.channel.get() : nullptr,
-            [&](Operation& operation, HostChannel& channel) { wait(operation, spin, channel); }},
+            [&](Operation& operation, HostChannel& channel) {
+              wait(operation, is_on_device, spin, channel);
+            }},
            request, budget);
   if (!is_explicit)
     seconds_of_tuning.fetch_add(std::chrono::duration<double>(Clock::now() - begin).count());
@@ -750,7 +782,7 @@ void Communicator::wait(Task& task) {
       wait_until([&](int polls) { return background_->advance(task, polls); },
                  [&](int peer) { background_->diagnose(task, peer); },
                  [&](int peer) { background_->check_alive(task, peer); },
-                 [&] { return background_->is_guessing(task); });
+                 [&] { return background_->is_guessing(task); }, task.meets_);
     } catch (...) {  // the task must not be under way any more
       fail();
     }
@@ -800,7 +832,7 @@ void Communicator::meet_declined(Collective collective, int root) {
   Path& path = meetings_->path(plan, Route::host, group_.findings());
   path.arguments.in = &mine;
   path.arguments.out = &all;
-  wait(path.loaded->program->launch(path.arguments), spin_);
+  wait(path.loaded->program->launch(path.arguments), /*is_devices=*/false);
 }
 
 /// In a handler: with the exception that it has caught.
@@ -837,7 +869,7 @@ void Communicator::reserve_data(Plan& plan, Route route) {
     const int missing = channel_->missing();
     return missing < 0 ? kDone : missing;
   };
-  if (step(1) != kDone) wait_slowly(step, [] { return 0; });
+  wait_for_ranks(step, 1);
   if (channel_->reserve_data()) {
     plans_->forget(plan);  // programs can be bound to it now
   } else {
@@ -868,6 +900,7 @@ std::uint64_t node_identity() {
 
 struct Introduction {
   bool is_ready;     // the backends could be loaded
+  bool is_amid_crowd;
   bool uses_device;  // meetings from the first call on
   std::uint64_t node;
   cpu_set_t cores;
@@ -876,7 +909,8 @@ struct Introduction {
 
 }  // namespace
 
-Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& config)
+Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& config,
+                           bool is_amid_crowd)
     : bootstrap_(std::move(bootstrap)) {
   group_.rank = bootstrap_->rank();
   group_.size = bootstrap_->size();
@@ -897,6 +931,7 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   } catch (const std::exception& error) {
     why = error.what();
   }
+  mine.is_amid_crowd = is_amid_crowd;
   mine.node = node_identity();
   if (::sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0)
     std::memset(&mine.cores, 0xff, sizeof mine.cores);
@@ -908,19 +943,27 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   devices_.are_refused = group_.config.device == Config::Device::off;
   for (const std::string& line : differences(config, all[0].config))
     log_once(Config::Log::warn, line + ": rank 0's value is used");
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
+  struct Node {
+    int number, ranks;
+    cpu_set_t cores;
+  };
   std::vector<cpu_set_t> bindings;
-  std::map<std::uint64_t, int> nodes;
+  std::map<std::uint64_t, Node> nodes;
   for (const Introduction& other : all) {
-    group_.node_of.push_back(
-        nodes.try_emplace(other.node, static_cast<int>(nodes.size())).first->second);
-    CPU_OR(&cores, &cores, &other.cores);
+    Node& node =
+        nodes.try_emplace(other.node, Node{static_cast<int>(nodes.size()), 0, {}}).first->second;
+    ++node.ranks;
+    CPU_OR(&node.cores, &node.cores, &other.cores);
+    group_.node_of.push_back(node.number);
     bindings.push_back(other.cores);
     meets_ = meets_ || other.uses_device;
+    group_.is_crowded = group_.is_crowded || other.is_amid_crowd;
   }
-  group_.is_crowded = CPU_COUNT(&cores) < group_.size;
-  spin_ = group_.is_crowded ? kFirstSpinCrowded : kFirstSpin;
+  bool is_crowd = false;
+  for (const auto& [identity, node] : nodes)
+    is_crowd = is_crowd || CPU_COUNT(&node.cores) < node.ranks;
+  group_.is_crowded = group_.is_crowded || is_crowd;
+  spin_ = is_crowd ? kFirstSpinCrowded : kFirstSpin;
   if (!group_.config.enable) {
     declined_ = Decline::disabled;
     return;

@@ -46,14 +46,18 @@ const char* text(Decline reason);  ///< "user-defined operator"
 class Communicator {
  public:
   /// Collective over the bootstrap's ranks, which must outlive this. Throws only if the bootstrap
-  /// does: where no service is possible, declined() says why, on all ranks alike.
-  Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& config);
+  /// does: where no service is possible, declined() says why, on all ranks alike. `is_amid_crowd`:
+  /// this rank shares its core with ranks that may be in other communicators.
+  Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& config,
+               bool is_amid_crowd = false);
   ~Communicator();  ///< not collective
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   int rank() const { return group_.rank; }
   int size() const { return group_.size; }
+  /// Whether some machine has fewer cores for them than ranks.
+  bool is_crowded() const { return group_.is_crowded; }
 
   /// Set if this communicator serves nothing; the same on all ranks.
   const Decline* declined() const { return declined_ ? &*declined_ : nullptr; }
@@ -135,8 +139,8 @@ class Communicator {
   bool reserve(Engine engine, Plan& plan);
   void adopt(Key::Place place);
   void reserve_data(Plan& plan, Route route);
-  void wait(Operation& operation, int spin) { wait(operation, spin, *channel_); }
-  void wait(Operation& operation, int spin, HostChannel& channel);
+  void wait(Operation& operation, bool is_devices);
+  void wait(Operation& operation, bool is_devices, int spin, HostChannel& channel);
   std::optional<Choice> tune_for(const Request& request, bool is_on_device, const Hints& hints);
   void keep_counts(Task& task) const;
   void meet_declined(Collective collective, int root);
@@ -145,10 +149,11 @@ class Communicator {
   void stage(Task& task);
   void end(Task& task);
   void drive();
-  template <class Step, class Position>
-  void wait_slowly(Step&& step, Position&& position);
+  template <class Step>
+  void wait_for_ranks(Step&& step, int spin);
   template <class Step, class Diagnose, class CheckAlive, class IsGuess>
-  void wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive, IsGuess&& is_guess);
+  void wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive, IsGuess&& is_guess,
+                  bool is_devices);
   void check_time(int peer, double waited) const;
   void count_empty(const Request& request);
   [[noreturn]] void fail();

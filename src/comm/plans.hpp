@@ -32,7 +32,7 @@ struct Group {
   int rank = 0, size = 1;
   std::vector<int> node_of;
   Levels levels;
-  bool is_crowded = false;  ///< more ranks than cores
+  bool is_crowded = false;  ///< more ranks than cores, in this communicator or around it
   Config config;
 
   /// What was measured, as far as this point of the program: ranks add to it in calls that all make

@@ -118,6 +118,10 @@ void do_or_fail(Member& member, const Step& step) {
   }
 }
 
+/// Whether some communicator of this process has more ranks than cores: MPI_COMM_WORLD comes first.
+/// Ranks outside of the others want these cores, too.
+std::atomic<bool> is_amid_crowd = false;
+
 void set_up(MPI_Comm comm, Member& member) {
   member.declined.reset();
   const Config& config = read_settings_once().config;  // the defaults, if there was an error
@@ -125,7 +129,9 @@ void set_up(MPI_Comm comm, Member& member) {
     auto bootstrap = std::make_unique<MpiBootstrap>(comm, member.rank, member.size, config.timeout);
     MpiBootstrap* const its_bootstrap = bootstrap.get();
     agree_on_settings(*bootstrap, member);
-    member.communicator = std::make_shared<Communicator>(std::move(bootstrap), config);
+    member.communicator =
+        std::make_shared<Communicator>(std::move(bootstrap), config, is_amid_crowd.load());
+    if (member.communicator->is_crowded()) is_amid_crowd = true;
     member.bootstrap = its_bootstrap;
   });
   if (const Decline* reason = member.communicator->declined()) member.declined = *reason;

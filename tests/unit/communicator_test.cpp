@@ -113,6 +113,22 @@ TEST(Communicator, ScratchWrittenPastTheCachesIsThereWhenPeersAreTold) {
   }
 }
 
+TEST(Communicator, ACrowdAroundOneRankIsOneForAll) {
+  const test::ManyCores cores;
+  for (const int in_crowd : {-1, 0, 2}) {
+    const auto errors = run_ranks(3, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+      Communicator communicator(std::move(bootstrap), Config{}, rank == in_crowd);
+      if (communicator.is_crowded() != (in_crowd >= 0)) throw std::runtime_error("not alike");
+      std::mt19937_64 random(5);
+      for (int i = 0; i < 200; ++i)
+        if (const std::string wrong = random_call(random, 3, 40000).make(communicator);
+            !wrong.empty())
+          throw std::runtime_error(wrong);
+    });
+    expect_no_errors(errors, std::to_string(in_crowd));
+  }
+}
+
 /// A call of one run is worked out once and for all; lengths that are no multiple of a cache line
 /// must not take two.
 TEST(Plans, ShortVectorsOfAnyLengthGoInOneRun) {

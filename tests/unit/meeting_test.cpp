@@ -3,6 +3,9 @@
 // the same call, however far they are apart when one of them asks for it.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <random>
 #include <thread>
 
@@ -53,6 +56,78 @@ TEST(Meeting, DisagreementIsNoticed) {
   });
   for (const std::string& error : errors)
     EXPECT_NE(error.find("ranks disagree"), std::string::npos) << error;
+}
+
+using std::chrono::microseconds;
+constexpr microseconds kLong{60'000'000};  // longer than the test may take
+
+TEST(Sleep, EndsWhenThePeerSaysSoOrTimeIsUp) {
+  const auto errors = test::run_ranks(3, [](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    std::string why;
+    const auto channel = host_backend().open(*bootstrap, Config{}, why);
+    if (!channel) throw std::runtime_error(why);
+    char mine = 0, all[3];
+    if (rank == 0) {
+      // By one that it waits for, in vain.
+      if (channel->sleep(channel->show_wait(1), microseconds(1000)))
+        throw std::runtime_error("woken by nobody");
+      // Before it sleeps.
+      const std::uint32_t ticket = channel->show_wait(1);
+      bootstrap->exchange(&mine, all, 1);
+      bootstrap->exchange(&mine, all, 1);
+      if (!channel->sleep(ticket, kLong)) throw std::runtime_error("slept through");
+      // Rank 2 does not wake it, rank 1 does.
+      if (!channel->sleep(channel->show_wait(1), kLong)) throw std::runtime_error("not woken");
+      // Any.
+      if (!channel->sleep(channel->show_wait(-1), kLong)) throw std::runtime_error("not woken");
+      bootstrap->exchange(&mine, all, 1);
+      return;
+    }
+    bootstrap->exchange(&mine, all, 1);
+    if (rank == 1) channel->wake_waiting();
+    bootstrap->exchange(&mine, all, 1);
+    // Until it has ended twice: rank 0 may not sleep yet when it is woken.
+    std::thread waker;
+    std::atomic<bool> is_over = false;
+    waker = std::thread([&] {
+      while (!is_over) channel->wake_waiting();
+    });
+    bootstrap->exchange(&mine, all, 1);
+    is_over = true;
+    waker.join();
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+/// Each rank hands a number on to the next one, and nobody polls: whoever is told of it before he
+/// sleeps, or as he falls asleep, must not sleep on.
+TEST(Sleep, NobodyMissesWhatHeWaitsFor) {
+  constexpr int kSize = 3, kRounds = 20000;
+  std::array<std::atomic<int>, kSize> given{};
+  std::atomic<int> timeouts = 0;
+  const auto errors = test::run_ranks(kSize, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    std::string why;
+    const auto channel = host_backend().open(*bootstrap, Config{}, why);
+    if (!channel) throw std::runtime_error(why);
+    const int before = (rank + kSize - 1) % kSize;
+    for (int round = 1; round <= kRounds; ++round) {
+      const int wanted = rank == 0 ? round - 1 : round;
+      const auto has_come = [&] {
+        return given[static_cast<std::size_t>(before)].load(std::memory_order_acquire) >= wanted;
+      };
+      while (!has_come()) {
+        const std::uint32_t ticket = channel->show_wait(before);
+        if (has_come())
+          channel->end_wait();
+        else
+          timeouts += !channel->sleep(ticket, kLong);
+      }
+      given[static_cast<std::size_t>(rank)].store(round, std::memory_order_release);
+      channel->wake_waiting();
+    }
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+  EXPECT_EQ(timeouts, 0);
 }
 
 /// Odd ranks ask in different calls; all find out before which call it is time. It is what the

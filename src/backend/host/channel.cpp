@@ -4,10 +4,12 @@
 #include "backend/host/channel.hpp"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -427,6 +429,48 @@ bool Channel::have_all_left() {
     return false;
   }
   return true;
+}
+
+// Nobody sleeps through what he waits for. He shows that he waits, and looks again; the other one
+// gives, and looks who waits. Fences of sequential consistency stand between: so either he sees
+// what was given, or the other one sees that he waits. That one counts `wakes` up, and the kernel
+// lets nobody sleep whose ticket is an earlier count.
+
+std::uint32_t Channel::show_wait(int peer) {
+  Sleep& own = peers_[rank_].control->sleep;
+  const std::uint32_t ticket = own.wakes.load(std::memory_order_relaxed);
+  own.waits_for.store(peer < 0 ? Sleep::kForAny : peer + 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return ticket;
+}
+
+bool Channel::sleep(std::uint32_t ticket, std::chrono::microseconds most) {
+  Sleep& own = peers_[rank_].control->sleep;
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
+  const timespec time{seconds.count(), std::chrono::nanoseconds(most - seconds).count()};
+  const bool is_woken = ::syscall(SYS_futex, &own.wakes, FUTEX_WAIT, ticket, &time, nullptr, 0) == 0;
+  end_wait();
+  return is_woken || own.wakes.load(std::memory_order_relaxed) != ticket;
+}
+
+void Channel::end_wait() {
+  peers_[rank_].control->sleep.waits_for.store(Sleep::kAwake, std::memory_order_relaxed);
+}
+
+void Channel::wake_waiting() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank == rank_) continue;
+    Sleep& its = peers_[rank].control->sleep;
+    std::int32_t waits_for = its.waits_for.load(std::memory_order_relaxed);
+    if (waits_for != rank_ + 1 && waits_for != Sleep::kForAny) continue;
+    // Once for each time that it goes to sleep.
+    if (!its.waits_for.compare_exchange_strong(waits_for, Sleep::kAwake,
+                                               std::memory_order_relaxed))
+      continue;
+    its.wakes.fetch_add(1, std::memory_order_relaxed);
+    ::syscall(SYS_futex, &its.wakes, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+  }
 }
 
 void Channel::poison(const std::string& why) noexcept {

@@ -79,9 +79,17 @@ struct alignas(kCacheLine) PresentedCard {
   Card card;
 };
 
+/// How a rank sleeps: see HostChannel::show_wait().
+struct alignas(kCacheLine) Sleep {
+  static constexpr std::int32_t kAwake = 0, kForAny = -1;
+  std::atomic<std::uint32_t> wakes;     // counts; the word of the futex
+  std::atomic<std::int32_t> waits_for;  // a rank, counted from 1
+};
+
 struct Control {
   Completed completed;
   State state;
+  Sleep sleep;
   /// Rank 0's counts: for each Occasion, the first run before which ranks meet, if not zero.
   alignas(kCacheLine) std::atomic<std::uint64_t> meet_from[kOccasions];
   PresentedCard cards[2];
@@ -119,6 +127,10 @@ class Channel final : public HostChannel {
   void check_all_alive() override;
   bool have_all_left() override;
   void poison(const std::string& why) noexcept override;
+  std::uint32_t show_wait(int peer) override;
+  bool sleep(std::uint32_t ticket, std::chrono::microseconds most) override;
+  void end_wait() override;
+  void wake_waiting() override;
   void present(const Card& card) override;
   int absent() override;
   Card card(int rank) const override { return peers_[rank].control->cards[meeting_ % 2].card; }
