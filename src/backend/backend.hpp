@@ -205,10 +205,9 @@ class HostChannel {
   /// leave, has failed, or is gone.
   virtual bool have_all_left() = 0;
 
-  /// Where ranks share cores, who waits sleeps, and who goes on wakes him: a rank that polls holds
-  /// up the one that it waits for, and sched_yield() hands on the core or does not, by the kernel's
-  /// book-keeping. Shows that this rank waits for `peer` (-1: for any). It has to look once more
-  /// before it sleeps: what it waits for may have come before that was seen.
+  /// Where ranks share cores, who waits may sleep, and who goes on wakes him. Shows that this rank
+  /// waits for `peer` (-1: for any). It has to look once more before it sleeps: what it waits for
+  /// may have come before that was seen.
   virtual std::uint32_t show_wait(int peer) = 0;
   /// True: a peer has woken it, or has given it something since show_wait(), which gave `ticket`.
   virtual bool sleep(std::uint32_t ticket, std::chrono::microseconds most) = 0;

@@ -30,8 +30,13 @@ constexpr int kPollsPerYield = 40;
 /// Polls before the first such look: the usual wait is over by then.
 constexpr int kFirstSpin = 400;
 constexpr int kFirstSpinCrowded = 10;
-/// Where ranks share cores they sleep, at first for so long at most, then twice as long each time:
-/// what wakes them may be a message that only they can take from the MPI.
+/// Where ranks share cores, sched_yield() lets another one go on, within microseconds. But if
+/// something else wants the core, a program that computes, it gets it for as long as the kernel
+/// sees fit. When that has been seen, ranks sleep in so many waits instead.
+constexpr auto kSlowYield = std::chrono::milliseconds(1);
+constexpr int kNaps = 1000;
+/// For so long at most at first, then twice as long each time: what the rank waits for may need a
+/// message that only it can take from the MPI.
 constexpr auto kFirstNap = std::chrono::microseconds(50);
 constexpr auto kLongestNap = std::chrono::microseconds(2000);
 /// A kernel takes ten microseconds at least.
@@ -387,6 +392,22 @@ void Communicator::wait_for_ranks(Step&& step, int spin) {
     channel_->wake_waiting();
 }
 
+std::atomic<int> Communicator::naps_left = 0;
+
+/// Whether to sleep in this wait.
+bool Communicator::is_nap_due() {
+  if (naps_left.load(std::memory_order_relaxed) <= 0) return false;
+  naps_left.fetch_sub(1, std::memory_order_relaxed);
+  return true;
+}
+
+/// Yields the core, and sees how long it takes to get it back.
+void Communicator::yield_and_look() {
+  const auto start = Clock::now();
+  ::sched_yield();
+  if (Clock::now() - start > kSlowYield) naps_left.store(kNaps, std::memory_order_relaxed);
+}
+
 /// `is_guess`: whether that rank is as good as any other. `is_devices`: a device is to do it, which
 /// wakes nobody.
 template <class Step, class Diagnose, class CheckAlive, class IsGuess>
@@ -394,18 +415,25 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
                               IsGuess&& is_guess, bool is_devices) {
   const auto start = Clock::now();
   auto alive_at = start;
-  const bool naps = group_.is_crowded && !is_devices;
+  const bool may_nap = group_.is_crowded && !is_devices;
   const int polls = group_.is_crowded ? 1 : kPollsPerYield;
   auto nap = kFirstNap;
+  bool is_woken = true;
   for (std::uint32_t round = 1;; ++round) {
-    drive();
-    if (!naps) ::sched_yield();
+    const bool is_napping = may_nap && is_nap_due();
+    // Open MPI yields where it finds nothing to do.
+    if (!is_napping || !is_woken) drive();
+    if (may_nap && !is_napping) {
+      channel_->wake_waiting();  // others may sleep
+      yield_and_look();
+    } else if (!may_nap) {
+      ::sched_yield();
+    }
     const int peer = step(polls);
     if (peer == kDone) return;
-    if (!naps) {
-      if (round % 64 != 0) continue;
-    } else {
-      const std::uint32_t ticket = channel_->show_wait(peer);
+    std::uint32_t ticket = 0;
+    if (is_napping) {
+      ticket = channel_->show_wait(peer);
       const int still = step(1);
       channel_->wake_waiting();  // who waits for what this rank has done so far
       if (still != peer) {
@@ -413,21 +441,27 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
         if (still == kDone) return;
         continue;
       }
-      nap = channel_->sleep(ticket, nap) ? kFirstNap : std::min(2 * nap, kLongestNap);
     }
-    diagnose(peer);
-    const auto now = Clock::now();
-    const double waited = std::chrono::duration<double>(now - start).count();
-    check_time(peer, waited);
-    if (now - alive_at > kAliveInterval) {
-      alive_at = now;
+    if (is_napping || round % 64 == 0) {
+      const auto now = Clock::now();
+      const double waited = std::chrono::duration<double>(now - start).count();
       try {
-        check_alive(peer);
+        diagnose(peer);
+        if (now - alive_at > kAliveInterval) {
+          alive_at = now;
+          check_alive(peer);
+        }
       } catch (const Error&) {
         const int still = step(polls);
         if (still == kDone) return;
-        if (still == peer || is_guess()) throw;  // otherwise it did its part before it left
+        // Otherwise it did its part before it failed or left.
+        if (still == peer || is_guess()) throw;
       }
+      check_time(peer, waited);
+    }
+    if (is_napping) {
+      is_woken = channel_->sleep(ticket, nap);
+      nap = is_woken ? kFirstNap : std::min(2 * nap, kLongestNap);
     }
   }
 }
@@ -899,7 +933,7 @@ std::uint64_t node_identity() {
 }
 
 struct Introduction {
-  bool is_ready;     // the backends could be loaded
+  bool is_ready;  // the backends could be loaded
   bool is_amid_crowd;
   bool uses_device;  // meetings from the first call on
   std::uint64_t node;

@@ -58,6 +58,9 @@ class Communicator {
   int size() const { return group_.size; }
   /// Whether some machine has fewer cores for them than ranks.
   bool is_crowded() const { return group_.is_crowded; }
+  /// Of this process: rounds of waiting in which ranks that are crowded sleep rather than yield.
+  /// Tests set it.
+  static std::atomic<int> naps_left;
 
   /// Set if this communicator serves nothing; the same on all ranks.
   const Decline* declined() const { return declined_ ? &*declined_ : nullptr; }
@@ -154,6 +157,8 @@ class Communicator {
   template <class Step, class Diagnose, class CheckAlive, class IsGuess>
   void wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive, IsGuess&& is_guess,
                   bool is_devices);
+  static bool is_nap_due();
+  static void yield_and_look();
   void check_time(int peer, double waited) const;
   void count_empty(const Request& request);
   [[noreturn]] void fail();

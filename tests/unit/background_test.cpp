@@ -131,6 +131,33 @@ TEST_P(Sizes, ManyInFlightCompletedInAnyOrder) {
                    "posted");
 }
 
+/// As where yielding the core does not do: in blocking calls, and in waits for those that go on
+/// meanwhile, in whose lanes it is the sleeper's turn at times.
+TEST_P(Sizes, RanksThatSleepAreWoken) {
+  const int size = GetParam();
+  Communicator::naps_left = 1 << 30;
+  const auto errors = run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), Config{}, /*is_amid_crowd=*/true);
+    ASSERT_TRUE(communicator.open_background());
+    std::mt19937_64 random(11);
+    for (int round = 0; round < test::less_if_sanitized(150, 30); ++round) {
+      std::vector<Posted> posted(random() % 4);
+      for (Posted& one : posted) {
+        one.part = std::make_unique<Part>(random_call(random, size, 20000), rank, size);
+        communicator.post(one.task, one.part->request);
+      }
+      for (int i = 0; i < 3; ++i) expect(random_call(random, size, 40000).make(communicator));
+      for (const std::size_t i : own_order(posted.size(), rank, static_cast<unsigned>(round))) {
+        communicator.wait(posted[i].task);
+        expect(posted[i].part->check());
+      }
+    }
+  });
+  const int left = Communicator::naps_left.exchange(0);
+  expect_no_errors(errors, "asleep");
+  EXPECT_LT(left, 1 << 30);
+}
+
 TEST_P(Sizes, PersistentOnesStartInAnyOrder) {
   const int size = GetParam();
   expect_no_errors(

@@ -448,7 +448,8 @@ bool Channel::sleep(std::uint32_t ticket, std::chrono::microseconds most) {
   Sleep& own = peers_[rank_].control->sleep;
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
   const timespec time{seconds.count(), std::chrono::nanoseconds(most - seconds).count()};
-  const bool is_woken = ::syscall(SYS_futex, &own.wakes, FUTEX_WAIT, ticket, &time, nullptr, 0) == 0;
+  const bool is_woken =
+      ::syscall(SYS_futex, &own.wakes, FUTEX_WAIT, ticket, &time, nullptr, 0) == 0;
   end_wait();
   return is_woken || own.wakes.load(std::memory_order_relaxed) != ticket;
 }
@@ -465,8 +466,7 @@ void Channel::wake_waiting() {
     std::int32_t waits_for = its.waits_for.load(std::memory_order_relaxed);
     if (waits_for != rank_ + 1 && waits_for != Sleep::kForAny) continue;
     // Once for each time that it goes to sleep.
-    if (!its.waits_for.compare_exchange_strong(waits_for, Sleep::kAwake,
-                                               std::memory_order_relaxed))
+    if (!its.waits_for.compare_exchange_strong(waits_for, Sleep::kAwake, std::memory_order_relaxed))
       continue;
     its.wakes.fetch_add(1, std::memory_order_relaxed);
     ::syscall(SYS_futex, &its.wakes, FUTEX_WAKE, 1, nullptr, nullptr, 0);
