@@ -977,25 +977,22 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   devices_.are_refused = group_.config.device == Config::Device::off;
   for (const std::string& line : differences(config, all[0].config))
     log_once(Config::Log::warn, line + ": rank 0's value is used");
-  struct Node {
-    int number, ranks;
-    cpu_set_t cores;
-  };
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  int ranks_here = 0;
   std::vector<cpu_set_t> bindings;
-  std::map<std::uint64_t, Node> nodes;
+  std::map<std::uint64_t, int> nodes;
   for (const Introduction& other : all) {
-    Node& node =
-        nodes.try_emplace(other.node, Node{static_cast<int>(nodes.size()), 0, {}}).first->second;
-    ++node.ranks;
-    CPU_OR(&node.cores, &node.cores, &other.cores);
-    group_.node_of.push_back(node.number);
+    group_.node_of.push_back(
+        nodes.try_emplace(other.node, static_cast<int>(nodes.size())).first->second);
     bindings.push_back(other.cores);
     meets_ = meets_ || other.uses_device;
+    if (other.node != mine.node) continue;
+    ++ranks_here;
+    CPU_OR(&cores, &cores, &other.cores);
     group_.is_crowded = group_.is_crowded || other.is_amid_crowd;
   }
-  bool is_crowd = false;
-  for (const auto& [identity, node] : nodes)
-    is_crowd = is_crowd || CPU_COUNT(&node.cores) < node.ranks;
+  const bool is_crowd = CPU_COUNT(&cores) < ranks_here;
   group_.is_crowded = group_.is_crowded || is_crowd;
   spin_ = is_crowd ? kFirstSpinCrowded : kFirstSpin;
   if (!group_.config.enable) {

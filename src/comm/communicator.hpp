@@ -47,7 +47,7 @@ class Communicator {
  public:
   /// Collective over the bootstrap's ranks, which must outlive this. Throws only if the bootstrap
   /// does: where no service is possible, declined() says why, on all ranks alike. `is_amid_crowd`:
-  /// this rank shares its core with ranks that may be in other communicators.
+  /// this rank shares its core with others, which may be in other communicators.
   Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& config,
                bool is_amid_crowd = false);
   ~Communicator();  ///< not collective
@@ -56,7 +56,8 @@ class Communicator {
 
   int rank() const { return group_.rank; }
   int size() const { return group_.size; }
-  /// Whether some machine has fewer cores for them than ranks.
+  /// Whether this rank's machine has fewer cores for them than ranks, or is_amid_crowd of one
+  /// there.
   bool is_crowded() const { return group_.is_crowded; }
   /// Of this process: rounds of waiting in which ranks that are crowded sleep rather than yield.
   /// Tests set it.
