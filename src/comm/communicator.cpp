@@ -32,7 +32,7 @@ constexpr int kFirstSpin = 400;
 constexpr int kFirstSpinCrowded = 10;
 /// Where ranks share cores, sched_yield() lets another one go on, within microseconds. But if
 /// something else wants the core, a program that computes, it gets it for as long as the kernel
-/// sees fit. When that has been seen, ranks sleep in so many waits instead.
+/// sees fit. When that has been seen, ranks sleep in so many rounds of waiting instead.
 constexpr auto kSlowYield = std::chrono::milliseconds(1);
 constexpr int kNaps = 1000;
 /// For so long at most at first, then twice as long each time: what the rank waits for may need a
@@ -431,17 +431,6 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
     }
     const int peer = step(polls);
     if (peer == kDone) return;
-    std::uint32_t ticket = 0;
-    if (is_napping) {
-      ticket = channel_->show_wait(peer);
-      const int still = step(1);
-      channel_->wake_waiting();  // who waits for what this rank has done so far
-      if (still != peer) {
-        channel_->end_wait();
-        if (still == kDone) return;
-        continue;
-      }
-    }
     if (is_napping || round % 64 == 0) {
       const auto now = Clock::now();
       const double waited = std::chrono::duration<double>(now - start).count();
@@ -459,9 +448,16 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
       }
       check_time(peer, waited);
     }
-    if (is_napping) {
+    if (!is_napping) continue;
+    const std::uint32_t ticket = channel_->show_wait(peer);
+    const int still = step(1);
+    channel_->wake_waiting();  // who waits for what this rank has done so far
+    if (still == peer) {
       is_woken = channel_->sleep(ticket, nap);
       nap = is_woken ? kFirstNap : std::min(2 * nap, kLongestNap);
+    } else {
+      channel_->end_wait();
+      if (still == kDone) return;
     }
   }
 }

@@ -132,8 +132,9 @@ TEST_P(Sizes, ManyInFlightCompletedInAnyOrder) {
 }
 
 /// As where yielding the core does not do: in blocking calls, and in waits for those that go on
-/// meanwhile, in whose lanes it is the sleeper's turn at times.
-TEST_P(Sizes, RanksThatSleepAreWoken) {
+/// meanwhile, in whose lanes it is the sleeper's turn at times. (That sleepers are woken is in
+/// meeting_test: here they would wake by themselves.)
+TEST_P(Sizes, RightWhileRanksSleep) {
   const int size = GetParam();
   Communicator::naps_left = 1 << 30;
   const auto errors = run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {

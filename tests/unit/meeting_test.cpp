@@ -67,34 +67,28 @@ TEST(Sleep, EndsWhenThePeerSaysSoOrTimeIsUp) {
     const auto channel = host_backend().open(*bootstrap, Config{}, why);
     if (!channel) throw std::runtime_error(why);
     char mine = 0, all[3];
-    if (rank == 0) {
-      // By one that it waits for, in vain.
-      if (channel->sleep(channel->show_wait(1), microseconds(1000)))
-        throw std::runtime_error("woken by nobody");
-      // Before it sleeps.
-      const std::uint32_t ticket = channel->show_wait(1);
+    // Rank 0 shows that it waits for `peer`, then `waker` wakes whom it has to, then rank 0 sleeps.
+    const auto is_woken = [&](int peer, int waker, microseconds most) {
+      const std::uint32_t ticket = rank == 0 ? channel->show_wait(peer) : 0;
       bootstrap->exchange(&mine, all, 1);
+      if (rank == waker) channel->wake_waiting();
       bootstrap->exchange(&mine, all, 1);
-      if (!channel->sleep(ticket, kLong)) throw std::runtime_error("slept through");
-      // Rank 2 does not wake it, rank 1 does.
-      if (!channel->sleep(channel->show_wait(1), kLong)) throw std::runtime_error("not woken");
-      // Any.
-      if (!channel->sleep(channel->show_wait(-1), kLong)) throw std::runtime_error("not woken");
-      bootstrap->exchange(&mine, all, 1);
-      return;
-    }
-    bootstrap->exchange(&mine, all, 1);
-    if (rank == 1) channel->wake_waiting();
-    bootstrap->exchange(&mine, all, 1);
-    // Until it has ended twice: rank 0 may not sleep yet when it is woken.
-    std::thread waker;
+      return rank != 0 || channel->sleep(ticket, most);
+    };
+    constexpr microseconds kShort{1000};
+    if (!is_woken(1, 1, kLong)) throw std::runtime_error("slept through");
+    if (is_woken(1, 2, kShort) && rank == 0) throw std::runtime_error("woken by another one");
+    if (!is_woken(-1, 2, kLong)) throw std::runtime_error("slept through, waiting for any");
+    // In its sleep: again and again, as it may not sleep yet.
     std::atomic<bool> is_over = false;
-    waker = std::thread([&] {
-      while (!is_over) channel->wake_waiting();
+    std::thread waker([&] {
+      while (rank == 1 && !is_over) channel->wake_waiting();
     });
+    const bool has_been = rank != 0 || channel->sleep(channel->show_wait(1), kLong);
     bootstrap->exchange(&mine, all, 1);
     is_over = true;
     waker.join();
+    if (!has_been) throw std::runtime_error("not woken");
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
