@@ -139,6 +139,9 @@ class Operation {
   virtual bool is_guessing() const { return false; }
   /// Changes whenever advance() got anywhere.
   virtual std::uint64_t position() const = 0;
+  /// Of one that is done: begins it once more, with the arguments of its launch, which must still
+  /// be there. False: it has to be launched.
+  virtual bool repeat() { return false; }
 };
 
 /// A lowered schedule in the form the device runs. Building one may be slow, launching one
@@ -173,12 +176,10 @@ class HostChannel {
   /// for it. Idempotent.
   virtual bool reserve_data() = 0;
   virtual bool has_data() const = 0;
-  /// Room::bytes with which short runs are quickest: more than they need, so that they need not
-  /// write where peers have just read.
-  virtual std::size_t turning_bytes() const = 0;
-  /// Slices from this length on are worth it: blocking calls send them through the large scratch,
-  /// persistent ones get turning_bytes(). 2 ranks on AMD Zen 4, near: allreduce of 4 and 8 KiB 0.50
-  /// and 0.80 us rather than 0.92 and 1.75; of 1 KiB as long as before.
+  /// Slices from this length on go through the large scratch, which has more than they need, so
+  /// that they need not be written where peers have just read. 2 ranks on AMD Zen 4, near:
+  /// allreduce of 4 and 8 KiB 0.50 and 0.80 us rather than 0.92 and 1.75; of 1 KiB as long as
+  /// before.
   static constexpr std::size_t kLeastTurned = 4 << 10;
   /// Whether this process is far from what it may take of shared memory: for what only makes it
   /// faster.

@@ -110,14 +110,11 @@ class Channel final : public HostChannel {
   std::vector<std::unique_ptr<HostChannel>> branch(const Room& room, int count) override;
   std::size_t fit(int flags, int units, bool is_large) const;
   bool has_ample_memory() const override { return Segment::used() < kSegmentBudget / 4; }
-  std::size_t turning_bytes() const override {
-    return std::min(kLargeBytes, kTurningBytes / kWindows / static_cast<std::size_t>(size_));
-  }
   /// Bytes of a window over which runs take turns, if they need less.
   std::size_t turning_bytes(bool is_large, long runs) const {
     if (runs > 1 && size_ > 2) return 0;
     if (!is_large) return turns_in_small_ ? small_bytes_ : 0;
-    return turning_bytes();
+    return std::min(kLargeBytes, kTurningBytes / kWindows / static_cast<std::size_t>(size_));
   }
   std::unique_ptr<trib::Program> load(const Schedule& own) override;
   void announce(const Signature& signature) override;

@@ -39,6 +39,11 @@ inline std::uint64_t ticks() {
 #endif
 }
 
+inline void shake() {
+  if (disturb != nullptr) [[unlikely]]
+    disturb();
+}
+
 constexpr std::size_t round_up(std::size_t value, std::size_t to) {
   return (value + to - 1) / to * to;
 }
@@ -213,6 +218,22 @@ Operation& Program::launch(const Arguments& arguments) {
   } else {
     set(arguments);
   }
+  begin();
+  if (endangers_input_) protect_input();
+  if (bound_ == nullptr) {
+    bases_[Place::in] = reinterpret_cast<std::intptr_t>(arguments_.in);
+    bases_[Place::out] = reinterpret_cast<std::intptr_t>(arguments_.out);
+  }
+  return *this;
+}
+
+bool Program::repeat() {
+  if (bound_ == nullptr) return false;
+  begin();
+  return true;
+}
+
+inline void Program::begin() {
   hash_ = channel_.current_.hash;
   first_run_ = channel_.last_run_ + 1;
   channel_.last_run_ += static_cast<std::uint64_t>(runs_);
@@ -221,12 +242,6 @@ Operation& Program::launch(const Arguments& arguments) {
   stage_ = 0;
   next_ = 0;
   is_credited_ = false;
-  if (endangers_input_) protect_input();
-  if (bound_ == nullptr) {
-    bases_[Place::in] = reinterpret_cast<std::intptr_t>(arguments_.in);
-    bases_[Place::out] = reinterpret_cast<std::intptr_t>(arguments_.out);
-  }
-  return *this;
 }
 
 /// Where `out` lies over an `in` that peers may still be reading when we write: they get a copy to
@@ -263,6 +278,7 @@ bool Program::advance(int polls) {
             give_signal(instruction.line[line_offset], instruction.span == 0);
             break;
           case Verb::wait:
+            shake();
             if (!is_signalled(instruction.line, instruction.peer, instruction.number,
                               waits_end_[static_cast<std::size_t>(stage_)], polls))
               return false;
@@ -289,7 +305,13 @@ bool Program::advance(int polls) {
   return true;
 }
 
-/// The same for a single run: its stages come one after the other, as they stand.
+bool Program::advance_bound(int polls) {
+  return bound_->addresses.empty() ? advance_bound<false>(polls) : advance_bound<true>(polls);
+}
+
+/// The same for a single run: its stages come one after the other, as they stand. `is_fixed`: with
+/// addresses that were worked out before.
+template <bool is_fixed>
 bool Program::advance_bound(int polls) {
   const Bound& bound = *bound_;
   if (!is_credited_) {
@@ -297,21 +319,29 @@ bool Program::advance_bound(int polls) {
       if (++poll > polls) return false;
     is_credited_ = true;
   }
+  const std::uint64_t run = first_run_;
   const std::ptrdiff_t line_offset = static_cast<std::ptrdiff_t>(window_) * channel_.flags_;
   const int last_wait = static_cast<int>(waits_.size());
-  const bool is_fixed = !bound.addresses.empty();
   void* const* const addresses =
-      bound.addresses.data() +
-      (is_fixed ? bound.places.size() * static_cast<std::size_t>(window_) : 0);
+      is_fixed ? bound.addresses.data() + bound.places.size() * static_cast<std::size_t>(window_)
+               : nullptr;
+  const BoundStep* const steps = bound.steps.data();
   for (const int end = static_cast<int>(bound.steps.size()); next_ < end; ++next_) {
-    const BoundStep& step = bound.steps[static_cast<std::size_t>(next_)];
+    const BoundStep& step = steps[next_];
     switch (step.verb) {
       case Verb::signal:
         give_signal(step.line[line_offset], /*has_payload=*/false);
         break;
-      case Verb::wait:
-        if (!is_signalled(step.line, step.peer, step.number, last_wait, polls)) return false;
+      case Verb::wait: {
+        Line& line = step.line[line_offset];
+        shake();
+        // Acquire: pairs with the release in give_signal().
+        if (line.run.load(std::memory_order_acquire) == run) [[likely]]
+          take_signal(line, step.peer, run);
+        else if (!is_signalled(step.line, step.peer, step.number, last_wait, polls))
+          return false;
         break;
+      }
       default: {
         void* const* to = addresses + step.first;
         const void* const* from = to + step.to_count;
@@ -347,8 +377,7 @@ void Program::complete() {
 
 /// The line of the current window.
 inline void Program::give_signal(Line& line, bool has_payload) {
-  if (disturb != nullptr) [[unlikely]]
-    disturb();
+  shake();
   line.signature = hash_;
   if (has_payload) {
     std::memcpy(line.payload, &arguments_.in, sizeof arguments_.in);
@@ -406,8 +435,6 @@ bool Program::drain() {
 /// Whether a wait is over. `number`: its place in waits_; `end`: behind the last one that it is
 /// worth to look ahead to.
 bool Program::is_signalled(Line* const first, int peer, int number, int end, int polls) {
-  if (disturb != nullptr) [[unlikely]]
-    disturb();
   const std::uint64_t run = first_run_ + static_cast<std::uint64_t>(run_);
   const std::ptrdiff_t line_offset = static_cast<std::ptrdiff_t>(window_) * channel_.flags_;
   Line& line = first[line_offset];
@@ -423,13 +450,19 @@ bool Program::is_signalled(Line* const first, int peer, int number, int end, int
     blocked_on_ = peer;
     return false;
   }
-  if (line.signature != hash_) channel_.disagree(peer);
+  take_signal(line, peer, run);
+  return true;
+}
+
+/// What the signal tells besides.
+inline void Program::take_signal(const Line& line, int peer, std::uint64_t run) {
+  if (line.signature != hash_) [[unlikely]]
+    channel_.disagree(peer);
   // In program order a peer that is in run n has finished every run of earlier calls, and with s
   // stages run n - s.
   Channel::Peer& its = channel_.peers_[static_cast<std::size_t>(peer)];
   its.completed =
       std::max({its.completed, first_run_ - 1, run - static_cast<std::uint64_t>(stages_)});
-  return true;
 }
 
 /// Elements before the current run's part of a chunk.

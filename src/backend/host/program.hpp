@@ -21,6 +21,7 @@ class Program final : public trib::Program, public Operation {
   std::size_t fit(bool is_large) const override { return channel_.fit(flags_, units_, is_large); }
   std::unique_ptr<trib::Binding> bind(const Arguments& arguments, bool is_fixed) override;
   Operation& launch(const Arguments& arguments) override;
+  bool repeat() override;
   bool advance(int polls) override;
   int blocked_on() const override { return blocked_on_; }
   std::uint64_t position() const override {
@@ -83,10 +84,14 @@ class Program final : public trib::Program, public Operation {
   };
 
   void set(const Arguments& arguments);
+  void begin();
   void turn_to(std::uint64_t number);
   bool has_credit();
   void give_signal(Line& line, bool has_payload);
   bool is_signalled(Line* line, int peer, int number, int end, int polls);
+  void take_signal(const Line& line, int peer, std::uint64_t run);
+  bool advance_bound(int polls);
+  template <bool is_fixed>
   bool advance_bound(int polls);
   void move(const Instruction& instruction);
   void copy(void* const* to, int to_count, const void* from, std::size_t bytes, Store store);
