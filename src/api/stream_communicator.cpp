@@ -162,45 +162,52 @@ void StreamCommunicator::start(const Work& work, Stream stream) {
   launch(work, stream);
 }
 
-void StreamCommunicator::expect_usable() const {
-  if (!failure_.empty()) throw Error(Code::unusable, "unusable since: " + failure_);
+void StreamCommunicator::expect_usable() {
+  const std::lock_guard lock(state_mutex_);
+  if (failure_) throw Error(Code::unusable, std::string("unusable since: ") + failure_->what());
 }
 
 void StreamCommunicator::fail(const Error& error) {
-  failure_ = error.what();
-  poison();
+  end(error);
   throw error;
 }
 
-void StreamCommunicator::abort(const std::string& why) noexcept {
-  const std::lock_guard lock(mutex_);
-  if (failure_.empty()) failure_ = why;
-  poison();
-}
+void StreamCommunicator::abort(const std::string& why) noexcept { end(Error(Code::unusable, why)); }
 
-void StreamCommunicator::poison() noexcept {
-  if (host_) host_->poison(failure_);
-  if (device_) device_->poison(failure_);
+void StreamCommunicator::end(const Error& error) noexcept {
+  const std::lock_guard lock(state_mutex_);
+  if (!failure_) failure_ = error;
+  if (host_) host_->poison(failure_->what());
+  if (device_) device_->poison(failure_->what());
 }
 
 void StreamCommunicator::check() {
-  const std::lock_guard lock(mutex_);
-  if (!failure_.empty()) throw Error(Code::unusable, failure_);
-  if (size_ == 1) return;
   try {
-    device_->check();
-    for (int rank = 0; rank < size_; ++rank)
-      if (rank != rank_) host_->diagnose(rank, ++position_);
-    // Looking whether a process lives takes a system call: one per check.
-    looked_at_ = (looked_at_ + 1) % size_;
-    if (looked_at_ != rank_) host_->check_alive(looked_at_);
+    look();
   } catch (const Error& error) {
-    fail(error);
+    end(error);
   }
+  const std::lock_guard lock(state_mutex_);
+  if (failure_) throw Error(*failure_);
+}
+
+/// Throws Error if something is wrong that nobody has seen yet.
+void StreamCommunicator::look() {
+  const std::lock_guard lock(state_mutex_);
+  if (failure_ || size_ == 1) return;
+  device_->check();
+  for (int rank = 0; rank < size_; ++rank)
+    if (rank != rank_) host_->diagnose(rank, ++position_);
+  // Looking whether a process lives takes a system call: one per check.
+  looked_at_ = (looked_at_ + 1) % size_;
+  if (looked_at_ != rank_) host_->check_alive(looked_at_);
 }
 
 void StreamCommunicator::drain() {
-  if (!device_ || !failure_.empty()) return;
+  {
+    const std::lock_guard lock(state_mutex_);
+    if (!device_ || failure_) return;
+  }
   device_->drain();
   // Kernels of peers that lag behind still write into this rank's inbox. One that never comes must
   // not keep this rank for ever; its kernels have their own time limit.

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -77,18 +78,22 @@ class StreamCommunicator {
   const Plan& plan_for(const Call& call, std::vector<std::size_t> counts);
   Work work_of(const Call& call);
   void launch(Work work, Stream stream);
-  void expect_usable() const;
+  void expect_usable();
   [[noreturn]] void fail(const Error& error);
-  void poison() noexcept;
+  void end(const Error& error) noexcept;
+  void look();
 
   const std::unique_ptr<Bootstrap> bootstrap_;
   Config config_;
   const int rank_, size_;
-  std::unique_ptr<HostChannel> host_;  // only to see whether peers are well
+  std::unique_ptr<HostChannel> host_;  // only to see whether peers are well; under state_mutex_
   std::unique_ptr<DeviceChannel> device_;
   Findings findings_;
-  std::mutex mutex_;
-  std::string failure_;
+  // A launch may wait for room on the device as long as kernels there wait for a peer that died:
+  // who wants to see that, and end it, must not have to wait for the launch.
+  std::mutex mutex_;  // of launches, and what they use
+  std::mutex state_mutex_;
+  std::optional<Error> failure_;  // the first one
   int looked_at_ = 0;
   std::uint64_t position_ = 0;
   std::map<std::tuple<Collective, const Algorithm*, int>, Loaded> programs_;

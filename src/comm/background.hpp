@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/locks.hpp"
 #include "base/rounding.hpp"
 #include "comm/devices.hpp"
 #include "comm/plans.hpp"
@@ -43,14 +44,15 @@ class Task {
   friend class Communicator;
 
   Request request_;
-  std::vector<std::int64_t> counts_;   // a copy of recvcounts
-  std::size_t bytes_ = 0;              // of the vector
-  bool is_on_host_ = false;            // persistent: its buffers are
-  bool may_turn_ = false;              // persistent: may have more scratch than it needs
-  bool meets_ = false;                 // ranks meet before it: its buffers may be on devices
-  bool is_staged_ = false;             // persistent: some rank's are, and it does not run there
-  std::vector<MappedBuffers> mapped_;  // persistent: of all ranks, for Route::mapped; or empty
-  DeviceCall call_;                    // from then on
+  std::vector<std::int64_t> counts_;    // a copy of recvcounts
+  std::size_t bytes_ = 0;               // of the vector
+  bool is_on_host_ = false;             // persistent: its buffers are
+  bool may_turn_ = false;               // persistent: may have more scratch than it needs
+  bool meets_ = false;                  // ranks meet before it: its buffers may be on devices
+  bool is_staged_ = false;              // persistent: some rank's are, and it does not run there
+  bool is_waited_for_at_once_ = false;  // persistent: the last time nothing else began in between
+  std::vector<MappedBuffers> mapped_;   // persistent: of all ranks, for Route::mapped; or empty
+  DeviceCall call_;                     // from then on
   std::shared_ptr<const Findings> findings_;  // when it was asked for
   Lane* lane_ = nullptr;
   std::unique_ptr<Lane> own_lane_;  // persistent
@@ -66,17 +68,6 @@ class Task {
   std::chrono::steady_clock::time_point alive_at_;
   std::optional<Error> error_;  // written before is_under_way_ is cleared
   std::atomic<bool> is_under_way_{false};
-};
-
-/// Short critical sections, seldom contended.
-class SpinLock {
- public:
-  void lock();
-  bool try_lock() { return !is_locked_.exchange(true, std::memory_order_acquire); }
-  void unlock() { is_locked_.store(false, std::memory_order_release); }
-
- private:
-  std::atomic<bool> is_locked_{false};
 };
 
 /// The lanes of one communicator. Safe to use from several threads.
@@ -118,6 +109,10 @@ class Background {
     return task.is_done() ? kDone : advance_lane_of(task, polls);
   }
   static constexpr int kDone = -2;
+  /// No other task began after it.
+  bool is_last_started(const Task& task) const {
+    return last_started_.load(std::memory_order_relaxed) == &task;
+  }
   void diagnose(const Task& task, int peer);
   void check_alive(const Task& task, int peer);
   /// Whether the rank that advance() gave is as good as any other.
@@ -152,6 +147,7 @@ class Background {
   Lane& next_lane(bool meets);
   void enqueue(Task& task, Lane& lane);
   bool launch(Lane& lane, Task& task);
+  bool relaunch(Lane& lane, const Task& task);
   void finish(Task& task);
   void keep(Served& row);
   void fail_all(const Error& error) noexcept;
@@ -161,12 +157,13 @@ class Background {
   HostChannel& main_;
   Bootstrap& bootstrap_;
   Devices& devices_;
-  SpinLock lock_;  // of everything below
+  BiasedLock lock_;  // of everything below
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<Lane*> own_lanes_;   // of persistent tasks
   std::vector<Lane*> busy_;        // of both kinds
   std::atomic<int> under_way_{0};  // tasks; others look at it without the lock
   std::uint64_t posts_ = 0;
+  std::atomic<const Task*> last_started_{nullptr};  // may be gone; others look without the lock
   std::atomic<int> turning_lanes_{0};
   bool has_helper_ = false;
   std::vector<Served> served_before_;  // by lanes that are gone

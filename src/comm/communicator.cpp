@@ -204,11 +204,11 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
     if (is_beyond_host(card.in) || is_beyond_host(card.out))
       channel_->ask_for_meetings(Occasion::devices, plan.is_joint);
   } else {
-    route = meet(card, request, plan);
+    route = meet(card, request, plan, call);
     if (route == Route::device && !devices_.channel) {
       open_device(request, plan);
       card = device_card(request, plan, call);  // the channel's device is known only now
-      route = meet(card, request, plan);
+      route = meet(card, request, plan, call);
     }
   }
   if (route == Route::device && devices_.are_shared && !reach(card, request, plan, route))
@@ -250,9 +250,9 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
   staged_out_.trim();
 }
 
-void Communicator::meet(const Card& card) {
+void Communicator::meet(const Card& card, bool looks_ahead) {
   channel_->present(card);
-  if (devices_.channel) devices_.channel->look_ahead();
+  if (looks_ahead && devices_.channel) devices_.channel->look_ahead();
   const auto step = [&](int polls) {
     int absent = channel_->absent();
     for (int poll = 0; absent >= 0 && poll < polls; ++poll) {
@@ -311,8 +311,10 @@ bool Communicator::reach(Card& card, const Request& request, Plan& plan, Route r
   return is_reached;
 }
 
-Route Communicator::meet(Card& card, const Request& request, const Plan& plan) {
-  meet(card);
+Route Communicator::meet(Card& card, const Request& request, const Plan& plan,
+                         const DeviceCall& call) {
+  // A kernel that lingers belongs to the call that was there first: other threads' leave it alone.
+  meet(card, /*looks_ahead=*/call.is_first());
   // Kernels of calls that the host drives see a slice at a time.
   std::uint64_t elements = plan.signature.count;
   if (elements > kMostElements &&
@@ -775,6 +777,7 @@ void Communicator::fetch(Task& task) {
 }
 
 bool Communicator::test(Task& task) {
+  task.is_waited_for_at_once_ = false;
   if (!task.is_done() && background_->advance(task, 0) != kDone) {
     drive();
     if (!task.is_done()) {
@@ -807,6 +810,7 @@ void Communicator::look_after(Task& task, double waited) {
 }
 
 void Communicator::wait(Task& task) {
+  if (background_) task.is_waited_for_at_once_ = background_->is_last_started(task);
   if (background_ && background_->advance(task, spin_) != kDone) {
     try {
       wait_until([&](int polls) { return background_->advance(task, polls); },

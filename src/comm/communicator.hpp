@@ -128,8 +128,8 @@ class Communicator {
   void run_path(Path& path, Plan& plan, Route route, const void* in, void* out);
   bool run_mapped(const Request& request, Plan& plan);
   void run_with_devices(const Request& request, Plan& plan);
-  void meet(const Card& card);
-  Route meet(Card& card, const Request& request, const Plan& plan);
+  void meet(const Card& card, bool looks_ahead = false);
+  Route meet(Card& card, const Request& request, const Plan& plan, const DeviceCall& call);
   Card device_card(const Request& request, const Plan& plan, const DeviceCall& call);
   bool may_map(const Plan& plan) const;
   bool reach(Card& card, const Request& request, Plan& plan, Route route);

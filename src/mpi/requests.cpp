@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/locks.hpp"
 #include "base/log.hpp"
 #include "mpi/bootstrap.hpp"
 #include "mpi/emulation.hpp"

@@ -116,6 +116,9 @@ const Driver* driver() {
 }
 const Driver* load_driver() { return driver(); }
 std::string describe(CUresult result) { return "CUDA error " + std::to_string(result); }
+void fill(CUdeviceptr memory, unsigned char value, std::size_t bytes) {
+  std::memset(reinterpret_cast<void*>(memory), value, bytes);
+}
 void wait_for_default_stream() {}
 bool is_default_stream_idle() { return true; }
 Current::Current(CUcontext) : driver_(*driver()) {}

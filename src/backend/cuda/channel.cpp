@@ -99,8 +99,7 @@ void Channel::set_up(const void* pointer) {
               "cannot pin host memory");
   doorbell_ = new (host) Doorbell{};
   cuda::check(driver_.cuMemAlloc_(&counters_, sizeof(Counters)), "cannot allocate");
-  cuda::check(driver_.cuMemsetD8_(counters_, 0, sizeof(Counters)), "cannot clear memory");
-  cuda::check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
+  fill(counters_, 0, sizeof(Counters));
 }
 
 void Channel::map(int rank, const void* hello_of_peer) {
@@ -129,8 +128,7 @@ bool Channel::open_direct(std::string& why) {
     const std::size_t bytes = inbox_bytes(max_blocks_);
     if (leads()) {
       cuda::check(driver_.cuMemAlloc_(&inbox, bytes), "cannot allocate an inbox of 99 MiB");
-      cuda::check(driver_.cuMemsetD8_(inbox, 0, bytes), "cannot clear memory");
-      cuda::check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
+      fill(inbox, 0, bytes);
       mine = {::getpid(), context_, inbox, {}};
       cuda::check(driver_.cuIpcGetMemHandle_(&mine.handle, inbox), "cannot share memory");
     }
@@ -251,6 +249,10 @@ void Channel::release() noexcept {
   exports_.reset();
   try {
     const Current current(context_);
+    // Kernels that were enqueued still use all of this. They end: by what poison() tells them, or
+    // by their own limit.
+    if (is_enqueued_) driver_.cuEventSynchronize_(last_);
+    if (is_captured_) driver_.cuCtxSynchronize_();
     if (resident_stream_ != nullptr) {
       if (resident_.program != nullptr) dismiss();
       driver_.cuStreamSynchronize_(resident_stream_);
@@ -287,8 +289,7 @@ void* Channel::allocate(std::size_t bytes) {
   const Current current(context_);
   CUdeviceptr memory = 0;
   cuda::check(driver_.cuMemAlloc_(&memory, bytes), "cannot allocate");
-  cuda::check(driver_.cuMemsetD8_(memory, 0x3c, bytes), "cannot clear memory");
-  cuda::check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
+  fill(memory, 0x3c, bytes);
   return reinterpret_cast<void*>(memory);
 }
 
@@ -338,7 +339,7 @@ void Channel::poison(const std::string&) noexcept {
     // The context is gone: nothing of ours runs any more.
   }
   if (copy_engine_) copy_engine_->drain();
-  if (is_enqueued_ || !leads()) return;
+  if (is_enqueued_ || is_captured_ || !leads()) return;
   // The kernel sees it within a millisecond; the caller's buffers are its own again only then.
   const auto start = std::chrono::steady_clock::now();
   while (std::atomic_ref(doorbell_->done).load(std::memory_order_acquire) < launches_ &&

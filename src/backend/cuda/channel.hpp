@@ -3,6 +3,7 @@
 // program.cpp runs schedules on it.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,9 +20,11 @@
 
 namespace trib::cuda {
 
-/// How long a kernel waits for a peer before it gives up. Only a backstop: all peers have posted
-/// the call before it starts, and a host that sees a peer die ends the wait at once.
-inline constexpr double kTimeLimitSeconds = 60;
+/// How long a kernel waits for a peer before it gives up. Only a backstop. After a meeting all
+/// peers have posted the call before it starts, but one of them may have other work on its default
+/// stream first, and a host that sees a peer die ends the wait at once. On a stream a peer may be
+/// late for reasons of its own, such as writing a checkpoint.
+inline constexpr double kTimeLimitSeconds = 30 * 60;
 
 class Channel final : public trib::DeviceChannel {
  public:
@@ -126,9 +129,9 @@ class Channel final : public trib::DeviceChannel {
   CUstream resident_stream_ = nullptr;
   // Stream-ordered launches run one after the other, on whatever streams they are enqueued.
   CUevent last_ = nullptr;
-  unsigned long long last_stream_ = 0;  // its id: handles are used again
-  bool is_enqueued_ = false;
-  bool is_captured_ = false;  // graphs may run launches that the host does not see
+  unsigned long long last_stream_ = 0;    // its id: handles are used again
+  std::atomic<bool> is_enqueued_{false};  // poison() looks from any thread
+  std::atomic<bool> is_captured_{false};  // graphs may run launches that the host does not see
   std::uint32_t last_run_ = 0;
   std::uint32_t known_run_ = 0;   // of enqueued launches: see Launch
   std::uint64_t time_limit_ = 0;  // nanoseconds

@@ -37,8 +37,7 @@ void CopyEngine::set_up(std::size_t inbox_bytes) {
       ("cannot allocate an inbox of " + std::to_string(inbox_bytes >> 20) + " MiB for copy engines")
           .c_str());
   check(driver_.cuMemAlloc_(&counters_, sizeof(Counters)), "cannot allocate");
-  check(driver_.cuMemsetD8_(counters_, 0, sizeof(Counters)), "cannot clear memory");
-  check(driver_.cuStreamSynchronize_(nullptr), "cannot clear memory");
+  fill(counters_, 0, sizeof(Counters));
   void* host = nullptr;
   check(driver_.cuMemHostAlloc_(&host, sizeof(Doorbell),
                                 CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),

@@ -56,9 +56,11 @@ const Driver* driver() {
   // for it takes a microsecond, so only when there are new libraries.
   static std::atomic<unsigned long long> seen{0};
   const unsigned long long present = loads();
-  if (seen.exchange(present, std::memory_order_relaxed) == present) return nullptr;
+  // Acquire: pairs with the release below; what that look has found comes with it.
+  if (seen.load(std::memory_order_acquire) == present) return found.load(std::memory_order_acquire);
   const Driver* const now = look_up(RTLD_NOLOAD);
   if (now != nullptr) found.store(now, std::memory_order_release);
+  seen.store(present, std::memory_order_release);
   return now;
 }
 
@@ -79,18 +81,37 @@ std::string describe(CUresult result) {
   return std::string(text) + " (CUDA error " + std::to_string(static_cast<int>(result)) + ")";
 }
 
+void fill(CUdeviceptr memory, unsigned char value, std::size_t bytes) {
+  const Driver& known = *driver();
+  CUstream stream = nullptr;
+  check(known.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING), "cannot create a stream");
+  CUresult result = known.cuMemsetD8Async_(memory, value, bytes, stream);
+  if (result == CUDA_SUCCESS) result = known.cuStreamSynchronize_(stream);
+  known.cuStreamDestroy_(stream);
+  check(result, "cannot clear memory");
+}
+
+namespace {
+
+/// Whether some stream that is ordered with it is.
+bool is_default_stream_captured() {
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  return driver()->cuStreamIsCapturing_(CU_STREAM_LEGACY, &capture) != CUDA_SUCCESS ||
+         capture != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+}  // namespace
+
 void wait_for_default_stream() {
   const Driver& known = *driver();
+  if (is_default_stream_captured()) return;  // nothing runs there, and a look would end the capture
   if (known.cuStreamQuery_(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY)
     check(known.cuStreamSynchronize_(CU_STREAM_LEGACY), "the default stream failed");
 }
 
 bool is_default_stream_idle() {
-  const Driver& known = *driver();
-  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-  return known.cuStreamIsCapturing_(CU_STREAM_LEGACY, &capture) == CUDA_SUCCESS &&
-         capture == CU_STREAM_CAPTURE_STATUS_NONE &&
-         known.cuStreamQuery_(CU_STREAM_LEGACY) == CUDA_SUCCESS;
+  return !is_default_stream_captured() &&
+         driver()->cuStreamQuery_(CU_STREAM_LEGACY) == CUDA_SUCCESS;
 }
 
 Current::Current(CUcontext context) : driver_(*driver()) {

@@ -62,7 +62,7 @@ namespace trib::cuda {
   X(cuMemcpy2DAsync)                \
   X(cuMemcpyAsync)                  \
   X(cuMemcpyBatchAsync)             \
-  X(cuMemsetD8)                     \
+  X(cuMemsetD8Async)                \
   X(cuMemsetD32Async)               \
   X(cuModuleGetFunction)            \
   X(cuModuleLoadData)               \
@@ -97,6 +97,10 @@ inline void check(CUresult result, const char* what) {
   if (result != CUDA_SUCCESS) [[unlikely]]
     throw Error(Code::device, std::string("cuda: ") + what + ": " + describe(result));
 }
+
+/// Sets every byte, in the current context, and waits for that. Not by the default stream, where
+/// it would end the capture of any stream that is ordered with it.
+void fill(CUdeviceptr memory, unsigned char value, std::size_t bytes);
 
 /// Until what is under way on the default stream of the current context is done.
 void wait_for_default_stream();

@@ -565,15 +565,14 @@ void Program::start(const Arguments& arguments) {
           ? (arguments.chunk_begin[channel_.rank_ + 1] - arguments.chunk_begin[channel_.rank_]) *
                 element
           : 0;
-  if (is_aside_) {
-    if (own > aside_bytes_) {
-      // Graphs may hold the old one.
-      if (aside_ != 0 && channel_.is_captured_) old_asides_.push_back(std::exchange(aside_, 0));
-      if (aside_ != 0) channel_.driver_.cuMemFree_(std::exchange(aside_, 0));
-      aside_bytes_ = 0;
-      check(channel_.driver_.cuMemAlloc_(&aside_, own), "cannot allocate room for a result");
-      aside_bytes_ = own;
-    }
+  if (is_aside_ && own > aside_bytes_) {
+    // Kernels on streams, and graphs, may have the old one in use: to free it would wait for them.
+    if (aside_ != 0 && arguments.is_enqueued) old_asides_.push_back(std::exchange(aside_, 0));
+    if (aside_ != 0) channel_.driver_.cuMemFree_(std::exchange(aside_, 0));
+    const std::size_t wanted = arguments.is_enqueued ? std::max(own, 2 * aside_bytes_) : own;
+    aside_bytes_ = 0;
+    check(channel_.driver_.cuMemAlloc_(&aside_, wanted), "cannot allocate room for a result");
+    aside_bytes_ = wanted;
   }
   const bool is_mapped = channel_.sharing_ || is_delivered_;
   const MappedBuffers own_buffers{const_cast<void*>(arguments.in),

@@ -142,13 +142,15 @@ class Turn {
       // must not be hidden by what caches hold of the call before.
       const std::uint64_t* const order = launch_.doorbell->order + threadIdx.x % 4;
       const std::uint32_t awaited = launch_.order + served_ + 1;
-      const std::uint64_t deadline = nanoseconds() + launch_.linger;
+      // Of the kernel, not of each call: a synchronisation of the device by another thread waits no
+      // longer, however many calls come.
+      if (leave_at_ == 0) leave_at_ = nanoseconds() + launch_.linger;
       std::uint64_t seen;
       bool is_there;
       do {
         seen = load_acquire(order);
         is_there = __all_sync(~0u, seen >> 32 == awaited);
-      } while (!is_there && __all_sync(~0u, nanoseconds() < deadline));
+      } while (!is_there && __all_sync(~0u, nanoseconds() < leave_at_));
       const auto half = static_cast<std::uint32_t>(seen);
       const int first = 2 * static_cast<int>(threadIdx.x % 2);
       const std::uint32_t low = __shfl_sync(~0u, half, first);
@@ -175,6 +177,7 @@ class Turn {
   // buffers are, from those of the first.
   std::uint32_t served_ = 0;
   std::int64_t moved_[2] = {};
+  std::uint64_t leave_at_ = 0;  // in nanoseconds; zero until it has served a call
   bool is_aborted_ = false;
 };
 
