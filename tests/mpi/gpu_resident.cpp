@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // TRIB_RESIDENT: small reductions one after the other, served by a kernel that waits for the next
 // one; with "large", others in between, too. Pauses of about as long as it waits, other calls in
-// between, buffers that move, values that arrive on the default stream: whoever serves a call, its
-// result has to be right. With TRIB_DEFAULT_STREAM=ignore, this program synchronises.
+// between, buffers that move, a thread that synchronises the device, values that arrive on the
+// default stream: whoever serves a call, its result has to be right. With
+// TRIB_DEFAULT_STREAM=ignore, this program synchronises.
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
@@ -146,6 +149,43 @@ void scatter(int rounds) {
   gpu.free(out);
 }
 
+/// Another thread synchronises the device while this one reduces without a pause: that must not go
+/// on until the reductions end, which here end only after it.
+void synchronised_by_another_thread() {
+  Gpu& gpu = Gpu::get();
+  constexpr int kCount = 16, kTimes = 20;
+  auto* const in = static_cast<float*>(gpu.allocate(kCount * 4));
+  auto* const out = static_cast<float*>(gpu.allocate(kCount * 4));
+  std::vector<float> host(kCount, static_cast<float>(rank + 1));
+  gpu.copy(in, host.data(), kCount * 4);
+  settle();
+  void* context = nullptr;
+  CHECK(gpu.call("cuCtxGetCurrent", &context) == 0, "");
+  std::atomic<int> times{0};
+  std::thread other([&] {
+    CHECK(gpu.call("cuCtxSetCurrent", context) == 0, "");
+    for (; times < kTimes; ++times) CHECK(gpu.call("cuCtxSynchronize") == 0, "");
+  });
+  const auto start = std::chrono::steady_clock::now();
+  for (int are_all_through = 0; are_all_through == 0;) {
+    for (int i = 0; i < 200; ++i)
+      CHECK(MPI_Allreduce(in, out, kCount, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD) == MPI_SUCCESS, "");
+    const int is_through = times == kTimes ? 1 : 0;
+    CHECK(MPI_Allreduce(&is_through, &are_all_through, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD) ==
+              MPI_SUCCESS,
+          "");
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+    CHECK(waited.count() < 60, "%d of %d synchronisations of the device ended", times.load(),
+          kTimes);
+  }
+  other.join();
+  gpu.copy(host.data(), out, kCount * 4);
+  for (const float sum : host)
+    CHECK(sum == static_cast<float>(size * (size + 1) / 2), "%g", static_cast<double>(sum));
+  gpu.free(in);
+  gpu.free(out);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -156,6 +196,7 @@ int main(int argc, char** argv) {
   const char* const linger = std::getenv("TRIB_RESIDENT");
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 20000;
   if (size > 1) scatter(rounds / 10);
+  if (size > 1) synchronised_by_another_thread();
   if (size > 1) mixture(rounds, linger ? std::atof(linger) : 20, argc > 2);
   if (rank == 0) std::printf("%d calls checked\n", size > 1 ? rounds : 0);
   MPI_Finalize();
