@@ -217,7 +217,7 @@ const std::vector<Setting>& settings() {
       choice("TRIB_ATTACH", &Config::attach, {"auto", "off", "always"}, true,
              "always: read peers' memory directly where the kernel allows it; auto: where that was seen to pay, which is nowhere yet"),
       choice("TRIB_SEGMENT", &Config::segment, {"auto", "memfd", "file"}, true, "where shared memory comes from"),
-      seconds("TRIB_TIMEOUT", &Config::timeout, true, "how long a rank waits for a peer before it reports an error"),
+      seconds("TRIB_TIMEOUT", &Config::timeout, true, "how long a rank waits for a peer before it reports an error; kernels on GPUs wait half an hour at most"),
       size_in_bytes("TRIB_SLICE", &Config::slice, true, "scratch per chunk and pass"),
       choice("TRIB_DEVICE", &Config::device, {"auto", "off"}, true, "off: buffers on a GPU go through host memory"),
       choice("TRIB_P2P", &Config::peer_access, {"auto", "off"}, true,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // TRIB_RESIDENT: small reductions one after the other, served by a kernel that waits for the next
 // one; with "large", others in between, too. Pauses of about as long as it waits, other calls in
-// between, buffers that move, a thread that synchronises the device, values that arrive on the
-// default stream: whoever serves a call, its result has to be right. With
-// TRIB_DEFAULT_STREAM=ignore, this program synchronises.
+// between, buffers that move, values that arrive on the default stream, a thread that synchronises
+// the device: whoever serves a call, its result has to be right. With TRIB_DEFAULT_STREAM=ignore,
+// this program synchronises.
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
