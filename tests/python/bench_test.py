@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +129,17 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--compare", "nccl"): ("--compare", "GPU buffers", "--memory cuda", "mpi"),
         ("allreduce", "--compare", "mpi,nccl"): ("--compare nccl", "--memory cuda"),
         ("allreduce", "--memory", "cuda", "--compare", "x"): ("--compare", "mpi", "nccl", "none"),
+        ("allreduce", "--compare", "intel"): ("--compare intel", "--memory cuda", "--mpi intel"),
+        ("allreduce", "--memory", "cuda", "--compare", "mpi,intel"): ("--compare", "one MPI"),
+        ("allreduce", "--memory", "cuda", "--compare", "intel", "--mpi", "mpich"): (
+            "--compare intel",
+            "--mpi mpich",
+        ),
+        ("allreduce", "--memory", "cuda", "--mode", "stream", "--compare", "intel"): (
+            "--compare intel",
+            "stream",
+            "nccl",
+        ),
         ("allreduce", "--memory", "cuda", "--mode", "graph", "--compare", "mpi"): (
             "--compare mpi",
             "stream",
@@ -445,6 +457,20 @@ def test_arguments_of_the_native_benchmark() -> None:
     assert "--memory cuda --mode graph" in words and "--burst 3 --nccl libnccl.so.2" in words
     job.nccl = "/opt/libnccl.so"
     assert " ".join(job.arguments()).endswith("--nccl /opt/libnccl.so")
+
+
+def test_intel_is_an_mpi_that_takes_gpu_buffers() -> None:
+    built_or_skip("trib-info")
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    job = command.job_of(
+        parser.parse_args(
+            ["allreduce", "-n", "2", "--memory", "cuda", "--compare", "nccl,intel", "--sizes", "4"]
+        )
+    )
+    assert (job.mpi, job.compare, job.is_mpi_gpu_aware) == ("intel", "nccl,mpi", True)
+    assert job.settings == {"I_MPI_OFFLOAD": "1"}
+    assert "--mpi-gpu-aware 1" in " ".join(job.arguments())
 
 
 def test_nccl_is_found_in_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

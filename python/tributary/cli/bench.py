@@ -8,7 +8,8 @@ nccl-tests define them (bytes: of the whole vector). `wrong` counts elements tha
 With --memory cuda the buffers are on GPUs, and there are as many ranks as GPUs if -n does not say otherwise. A call ends
 when its result may be used.
 The MPI's own function is then timed with the copies to and from page-locked host memory that its users write around it
-("mpi+copy"), unless --mpi-gpu-aware says that it takes GPU buffers. --mode stream times operations enqueued back to back
+("mpi+copy"), unless --mpi-gpu-aware says that it takes GPU buffers. --compare intel is Intel MPI on GPU buffers, its own
+support for them switched on (I_MPI_OFFLOAD=1). --mode stream times operations enqueued back to back
 on a CUDA stream, --mode graph those of a CUDA graph: by Tributary's C API and by NCCL, per operation. --mode nonblocking and
 persistent time MPI_Iallreduce and MPI_Start with the MPI_Wait that follows.
 
@@ -110,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         metavar="LIST",
         default=None,
-        help="mpi: the MPI's own as well (default); nccl: NCCL, with --memory cuda (default with --mode stream and graph); "
+        help="mpi: the MPI's own as well (default); intel: Intel MPI's own on GPU buffers; nccl: NCCL, with --memory cuda (default with --mode stream and graph); "
         "blocking: Tributary's blocking call, with --mode nonblocking and persistent; several, as mpi,nccl; none",
     )
     add(
@@ -158,7 +159,7 @@ def _compare(parsed: argparse.Namespace) -> str:
     """The value of --compare, or what fits the mode."""
     is_mpi = parsed.mode not in bench.ON_STREAM
     value: str = parsed.compare or ("mpi" if is_mpi else "nccl")
-    accepted = ("mpi", "nccl", "none") if parsed.memory == "cuda" else ("mpi", "none")
+    accepted = ("mpi", "intel", "nccl", "none") if parsed.memory == "cuda" else ("mpi", "none")
     if not is_mpi:
         accepted = ("nccl", "none")
     elif parsed.mode != "blocking":
@@ -170,13 +171,22 @@ def _compare(parsed: argparse.Namespace) -> str:
                 "--compare nccl: NCCL reduces GPU buffers only: add --memory cuda "
                 f"(with --memory host: {', '.join(accepted)})"
             )
-        if word == "mpi" and not is_mpi:
+        if word == "intel" and parsed.memory == "host":
             raise UserError(
-                f"--compare mpi: an MPI has no operations on a stream; with --mode {parsed.mode}: {', '.join(accepted)}"
+                "--compare intel: it is for GPU buffers: add --memory cuda, or name the MPI: --mpi intel"
+            )
+        if word in ("mpi", "intel") and not is_mpi:
+            raise UserError(
+                f"--compare {word}: an MPI has no operations on a stream; with --mode {parsed.mode}: {', '.join(accepted)}"
             )
         _choice("--compare", word, accepted)
     if "none" in words and len(words) > 1:
         raise UserError(f"--compare {value}: none stands alone")
+    if "intel" in words:
+        if "mpi" in words:
+            raise UserError(f"--compare {value}: a job has one MPI: mpi or intel, not both")
+        if parsed.mpi not in (None, "intel"):
+            raise UserError(f"--compare intel: the job's MPI is another one: --mpi {parsed.mpi}")
     return value
 
 
@@ -212,6 +222,10 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         names = tuple(row["name"] for row in info["algorithms"])
         settings["TRIB_ALGORITHM"] = _choice("--algorithm", parsed.algorithm, ("auto", *names))
     tree.check_settings(settings)
+    compare = _compare(parsed)
+    is_intel = "intel" in compare.split(",")
+    if is_intel:
+        settings["I_MPI_OFFLOAD"] = os.environ.get("I_MPI_OFFLOAD", "1")
     ranks = parsed.ranks or _default_ranks(parsed.memory)
     if not 0 <= parsed.root < ranks:
         raise UserError(f"--root: {parsed.root} is not among the ranks 0 to {ranks - 1}")
@@ -219,11 +233,11 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         collective=collective,
         ranks=ranks,
         sizes=arguments.read_sizes(parsed.sizes),
-        mpi=arguments.check_mpi(parsed.mpi) or bench.default_mpi(),
+        mpi="intel" if is_intel else arguments.check_mpi(parsed.mpi) or bench.default_mpi(),
         dtype=dtype,
         op=op,
         root=parsed.root,
-        compare=_compare(parsed),
+        compare=compare.replace("intel", "mpi"),
         check=parsed.check,
         repeats=parsed.repeats,
         batch_ms=parsed.batch_ms,
@@ -233,7 +247,7 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         mode=parsed.mode,
         burst=parsed.burst,
         nccl=parsed.nccl,
-        is_mpi_gpu_aware=parsed.mpi_gpu_aware,
+        is_mpi_gpu_aware=parsed.mpi_gpu_aware or is_intel,
     )
 
 
