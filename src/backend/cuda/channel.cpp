@@ -328,6 +328,7 @@ bool Channel::reserve(Engine engine, std::string& why) {
 void Channel::poison(const std::string&) noexcept {
   if (doorbell_ == nullptr) return;
   std::atomic_ref(doorbell_->abort).store(1, std::memory_order_release);
+  if (sharing_) sharing_->give_up();
   // Peers' kernels look at a word in their own memory. On a stream that waits for no other: what
   // they wait for may be enqueued on the default stream.
   try {

@@ -689,7 +689,11 @@ bool Program::advance(int polls) {
     const Current current(channel_.context_);
     check(channel_.driver_.cuStreamSynchronize_(channel_.stream_), "cannot copy the result");
   }
-  if (channel_.sharing_) channel_.sharing_->tell(launch_.number);
+  if (channel_.sharing_) {
+    if (channel_.sharing_->has_anyone_given_up())
+      throw Error(Code::peer, "a rank whose buffers a kernel was reading gave up the reduction");
+    channel_.sharing_->tell(launch_.number);
+  }
   return true;
 }
 

@@ -14,14 +14,26 @@ std::unique_ptr<Sharing> Sharing::open(Bootstrap& bootstrap, Config::Segment mod
                                        CUcontext context, const Level& device_of,
                                        std::string& why) {
   auto sharing = std::unique_ptr<Sharing>(new Sharing(bootstrap.rank(), device_of, context));
-  sharing->segment_ = Segment::open(bootstrap, sizeof(std::atomic<std::uint64_t>), mode, why);
+  sharing->segment_ = Segment::open(bootstrap, sizeof(Words), mode, why);
   if (!sharing->segment_) return nullptr;
   sharing->exports_ = Exports::open(bootstrap, mode, context, {}, why);
   return sharing->exports_ ? std::move(sharing) : nullptr;
 }
 
-std::atomic<std::uint64_t>& Sharing::done(int rank) const {
-  return *reinterpret_cast<std::atomic<std::uint64_t>*>(segment_->of(rank));
+Sharing::Words& Sharing::words(int rank) const {
+  return *reinterpret_cast<Words*>(segment_->of(rank));
+}
+
+// Release and acquire: who has read, or got from a GPU that has read, what the rank wrote into its
+// buffers after it gave up, sees that it did.
+void Sharing::give_up() noexcept {
+  if (segment_) words(rank_).has_given_up.store(true, std::memory_order_release);
+}
+
+bool Sharing::has_anyone_given_up() const {
+  for (int rank = 0; rank < static_cast<int>(device_of_.size()); ++rank)
+    if (words(rank).has_given_up.load(std::memory_order_acquire)) return true;
+  return false;
 }
 
 // ------------------------------------------------------------------------------------- followers
@@ -45,12 +57,14 @@ void Sharing::show(Card& card, const void* in, const void* out) {
 
 bool Sharing::is_told(std::uint64_t number) const {
   // Acquire: pairs with tell(); what the kernel wrote comes before.
-  return done(leader(device(rank_))).load(std::memory_order_acquire) >= number;
+  return words(leader(device(rank_))).done.load(std::memory_order_acquire) >= number;
 }
 
 // --------------------------------------------------------------------------------------- leaders
 
-void Sharing::tell(std::uint64_t number) { done(rank_).store(number, std::memory_order_release); }
+void Sharing::tell(std::uint64_t number) {
+  words(rank_).done.store(number, std::memory_order_release);
+}
 
 bool Sharing::reach(const HostChannel& met, const void* in, void* out,
                     std::vector<MappedBuffers>& mapped) {

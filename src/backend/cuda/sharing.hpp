@@ -36,6 +36,13 @@ class Sharing {
   /// cannot be mapped. Followers: true.
   bool reach(const HostChannel& met, const void* in, void* out, std::vector<MappedBuffers>& mapped);
 
+  /// This rank leaves a call that is not over: its buffers are its own again, though a kernel may
+  /// still read them.
+  void give_up() noexcept;
+  /// Whether any rank did that. Leaders, once a kernel has ended: if so, what that one left may be
+  /// no result.
+  bool has_anyone_given_up() const;
+
   /// A leader's kernel of this number has ended.
   void tell(std::uint64_t number);
   bool is_told(std::uint64_t number) const;
@@ -43,8 +50,12 @@ class Sharing {
  private:
   friend class Simulation;  // tests/simulation
   Sharing(int rank, const Level& device_of, CUcontext context);
-  /// Of a leader, in shared memory: number of the last launch that ended.
-  std::atomic<std::uint64_t>& done(int rank) const;
+  /// A rank's words in shared memory.
+  struct Words {
+    std::atomic<std::uint64_t> done;  // of a leader: number of the last launch that ended
+    std::atomic<bool> has_given_up;
+  };
+  Words& words(int rank) const;
 
   const int rank_;
   const Level device_of_;
