@@ -4,11 +4,13 @@
 //
 // The region of a rank in the control segment:
 //
-//     completed   number of the last run that this rank has finished; peers read it before they
-//     overwrite slots (credits) state       number of the call the rank is in, whether it failed
-//     and why history     the signatures of its last calls, so that a disagreement can be named
-//     lines       kWindows x flags: one cache line per slot, {number of the run, signature hash, 48
-//     bytes of payload} small       kWindows x small_bytes_: payload that does not fit the line
+//   - completed: number of the last run that this rank has finished; peers read it before they
+//     overwrite slots (credits)
+//   - state: number of the call the rank is in, whether it failed and why
+//   - history: the signatures of its last calls, so that a disagreement can be named
+//   - lines, kWindows x flags: one cache line per slot, {number of the run, signature hash, 48
+//     bytes of payload}
+//   - small, kWindows x small_bytes_, small_stride_ apart: payload that does not fit the line
 //
 // and in the data segment, which comes with the first large call: kWindows x kLargeBytes of
 // payload.
@@ -160,9 +162,10 @@ class Channel final : public HostChannel {
   std::vector<Peer> peers_;
   const int rank_, size_;
   int flags_ = 0;
-  std::size_t small_at_ = 0;     // from the start of a rank's region
-  std::size_t small_bytes_ = 0;  // per window
-  bool turns_in_small_ = false;  // its room may be larger than a run's needs
+  std::size_t small_at_ = 0;      // from the start of a rank's region
+  std::size_t small_bytes_ = 0;   // per window
+  std::size_t small_stride_ = 0;  // from one window to the next
+  bool turns_in_small_ = false;   // its room may be larger than a run's needs
   bool can_attach_ = false, can_see_processes_ = false;
   std::atomic<bool> is_poisoned_{false};
   Signature current_;

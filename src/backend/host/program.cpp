@@ -504,7 +504,7 @@ inline Program::Place Program::place(const Operand& operand, int index) const {
   const Channel::Peer& peer = channel_.peers_[static_cast<std::size_t>(operand.rank)];
   const std::size_t offset = static_cast<std::size_t>(operand.offset + index) * stride_;
   return arguments_.is_large ? shared(Place::scratch, peer.large, offset, kLargeBytes)
-                             : shared(Place::scratch, peer.small, offset, channel_.small_bytes_);
+                             : shared(Place::scratch, peer.small, offset, channel_.small_stride_);
 }
 
 /// Whether chunks that lie side by side in memory do so in scratch.
