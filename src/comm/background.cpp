@@ -370,7 +370,8 @@ bool Background::launch(Lane& lane, Task& task) {
   lane.path = &path;
   lane.is_streamed = path.arguments.store == Store::stream;
   lane.operation = &path.loaded->program->launch(path.arguments);
-  lane.done = lane.has_own_plan && path.binding ? lane.operation : nullptr;
+  const bool may_repeat = lane.has_own_plan && !task.meets_ && path.binding;
+  lane.done = may_repeat ? lane.operation : nullptr;
   count_call(lane, task.bytes_);
   return true;
 }
