@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <thread>
 
 namespace trib {
 namespace {
@@ -62,13 +64,14 @@ bool BiasedLock::try_lock_slowly() {
 }
 
 /// With lock_ taken: whether that is all that it takes. Otherwise the owner is there without it,
-/// for the last time.
+/// for the last time; it may be this thread.
 bool BiasedLock::settle() {
-  if (is_biased_.load(std::memory_order_relaxed)) {  // then this is not the owner
+  if (is_biased_.load(std::memory_order_relaxed)) {
     is_biased_.store(false, std::memory_order_relaxed);
-    // A child of fork() may have to register anew.
-    for (int spins = 0; !try_barrier() && !(register_barriers() && try_barrier());)
-      pause_for(spins);
+    // A child of fork() may have to register anew. Where system calls have been forbidden since,
+    // time has to do: what the owner has stored is on its way for less than a microsecond.
+    if (!try_barrier() && !(register_barriers() && try_barrier()))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   // Acquire: pairs with the release in unlock().
   if (is_taken_.load(std::memory_order_acquire)) return false;

@@ -44,7 +44,9 @@ class BiasedLock {
  private:
   bool is_owner() const { return __builtin_thread_pointer() == owner_; }
   bool take_as_owner() {
-    if (!is_owner() || !is_biased_.load(std::memory_order_relaxed)) return false;
+    if (!is_owner() || is_taken_.load(std::memory_order_relaxed) ||
+        !is_biased_.load(std::memory_order_relaxed))
+      return false;
     is_taken_.store(true, std::memory_order_relaxed);
     // The processor may let the load overtake the store, the compiler may not. Either the barrier
     // in settle() comes before the load, which then sees that is_biased_ was cleared before it, or

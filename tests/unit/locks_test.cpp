@@ -103,6 +103,7 @@ TEST(BiasedLock, makes_others_wait_for_its_owner) {
   BiasedLock lock;
   std::atomic<bool> is_inside{false};
   lock.lock();
+  EXPECT_FALSE(lock.try_lock());  // nor does it get in twice
   std::thread([&] { EXPECT_FALSE(lock.try_lock()); }).join();
   std::thread other([&] {
     const std::lock_guard held(lock);

@@ -104,7 +104,7 @@ bool is_default_stream_captured() {
 
 void wait_for_default_stream() {
   const Driver& known = *driver();
-  if (is_default_stream_captured()) return;  // nothing runs there, and a look would end the capture
+  if (is_default_stream_captured()) return;  // to look would end the capture
   if (known.cuStreamQuery_(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY)
     check(known.cuStreamSynchronize_(CU_STREAM_LEGACY), "the default stream failed");
 }
