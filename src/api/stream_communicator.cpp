@@ -208,7 +208,18 @@ void StreamCommunicator::drain() {
     const std::lock_guard lock(state_mutex_);
     if (!device_ || failure_) return;
   }
-  device_->drain();
+  {
+    // Kernels here may wait for a peer that died, and nobody else may be looking.
+    const std::jthread watch([this](const std::stop_token& is_over) {
+      try {
+        for (; !is_over.stop_requested(); std::this_thread::sleep_for(std::chrono::milliseconds(5)))
+          host_->check_all_alive();
+      } catch (const Error& error) {
+        end(error);
+      }
+    });
+    device_->drain();
+  }
   // Kernels of peers that lag behind still write into this rank's inbox. One that never comes must
   // not keep this rank for ever; its kernels have their own time limit.
   constexpr auto kLimit = std::chrono::seconds(60);
