@@ -30,6 +30,7 @@ thread_local std::string last_error;
 trib_result result_of(Code code) {
   switch (code) {
     case Code::argument:
+    case Code::request:
       return TRIB_ERROR_ARGUMENT;
     case Code::timeout:
       return TRIB_ERROR_TIMEOUT;

@@ -11,6 +11,7 @@ namespace trib {
 /// What kind of failure: the MPI layer turns it into an error class.
 enum class Code {
   argument,  ///< ranks disagree, or a setting or argument is wrong
+  request,   ///< a request that is active, or that cannot be cancelled
   timeout,   ///< a peer did not arrive in time
   peer,      ///< a peer failed or died
   unusable,  ///< an earlier failure left this communicator unusable

@@ -309,6 +309,7 @@ void Background::enqueue(Task& task, Lane& lane) {
   if (group_.config.stats) task.begun_ = std::chrono::steady_clock::now();
   task.is_under_way_.store(true, std::memory_order_relaxed);
   under_way_.store(under_way_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  task.tested_ = {};
   if (lane.first != nullptr) {
     task.rounding_ = Rounding::of_this_thread();
     lane.last->next_ = &task;

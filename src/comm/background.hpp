@@ -63,9 +63,10 @@ class Task {
   void* out_ = nullptr;
   StagingBuffer staged_in_, staged_out_;  // ... or these, for buffers on a device
   std::size_t fetched_bytes_ = 0;         // of staged_out_, to be copied to request_.out at the end
-  std::chrono::steady_clock::time_point begun_;  // with TRIB_STATS
-  std::uint32_t looks_ = 0;                      // in vain
-  std::chrono::steady_clock::time_point alive_at_;
+  std::chrono::steady_clock::time_point begun_;                 // with TRIB_STATS
+  std::chrono::steady_clock::time_point tested_;                // in vain, the first time
+  std::chrono::steady_clock::time_point looked_at_, alive_at_;  // its peers were
+  std::uint32_t looks_ = 0;
   std::optional<Error> error_;  // written before is_under_way_ is cleared
   std::atomic<bool> is_under_way_{false};
 };

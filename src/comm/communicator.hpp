@@ -115,6 +115,8 @@ class Communicator {
   /// its peers are well. If not, or if `waited` seconds are more than TRIB_TIMEOUT allows, it ends
   /// with an error.
   void look_after(Task& task, double waited = 0);
+  /// `task`, which is done.
+  bool has_failed(const Task& task) const { return task.error_.has_value(); }
   /// Of a task that is done: puts the result where it belongs, which wait() and test() do as well.
   void fetch(Task& task);
   /// Until `task` is done. Throws Error if it failed.

@@ -3,11 +3,15 @@
 
 #include <sched.h>
 
+#include <atomic>
 #include <chrono>
 #include <climits>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -22,6 +26,9 @@ namespace trib::mpi {
 namespace {
 // A word of a library that is there from the start needs no call to find it.
 [[gnu::tls_model("initial-exec")]] constinit thread_local bool is_without_communicator = false;
+
+// Of MPI_COMM_WORLD, by rank. Never deleted: other threads may be reading.
+std::atomic<const std::vector<ProcessId>*> processes_of_world;
 }  // namespace
 
 WithoutCommunicator::WithoutCommunicator() : before_(is_without_communicator) {
@@ -30,58 +37,118 @@ WithoutCommunicator::WithoutCommunicator() : before_(is_without_communicator) {
 
 WithoutCommunicator::~WithoutCommunicator() { is_without_communicator = before_; }
 
-bool wait_for(MPI_Request& request, double timeout) {
+bool wait_for(MPI_Request& request, double timeout, const std::function<void()>& look) {
   using Clock = std::chrono::steady_clock;
+  constexpr auto kLookInterval = std::chrono::milliseconds(100);
   const Library& mpi = library();
   const auto start = Clock::now();
+  auto looked_at = start;
   for (;;) {
     int done = 0;
     check(mpi.Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
     if (done) return true;
     Background::progress_all();  // a rank that we wait for may be waiting for one of our tasks
     sched_yield();
-    if (timeout > 0 && std::chrono::duration<double>(Clock::now() - start).count() > timeout)
-      return false;
+    const auto now = Clock::now();
+    if (timeout > 0 && std::chrono::duration<double>(now - start).count() > timeout) return false;
+    if (!look || now - looked_at < kLookInterval) continue;
+    looked_at = now;
+    look();
+  }
+}
+
+MpiBootstrap::MpiBootstrap(MPI_Comm comm, int rank, int size, double timeout)
+    : comm_(comm), rank_(rank), size_(size), timeout_(timeout) {
+  find_in_world();
+}
+
+void MpiBootstrap::find_in_world() {
+  const std::vector<ProcessId>* const world = processes_of_world.load(std::memory_order_acquire);
+  if (world == nullptr) return;
+  const Library& mpi = library();
+  MPI_Group group = MPI_GROUP_NULL, of_world = MPI_GROUP_NULL;
+  check(mpi.Comm_group(comm(), &group), "MPI_Comm_group");
+  check(mpi.Comm_group(MPI_COMM_WORLD, &of_world), "MPI_Comm_group");
+  std::vector<int> ranks(static_cast<std::size_t>(size_)), in_world(ranks.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const int status =
+      mpi.Group_translate_ranks(group, size_, ranks.data(), of_world, in_world.data());
+  mpi.Group_free(&group);
+  mpi.Group_free(&of_world);
+  check(status, "MPI_Group_translate_ranks");
+  processes_.resize(ranks.size());  // of those that were spawned nothing is known
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    if (in_world[rank] >= 0 && in_world[rank] < static_cast<int>(world->size()))
+      processes_[rank] = (*world)[static_cast<std::size_t>(in_world[rank])];
+}
+
+void MpiBootstrap::know(std::vector<ProcessId> processes) {
+  processes_ = std::move(processes);
+  if (comm() == MPI_COMM_WORLD)
+    processes_of_world.store(new std::vector<ProcessId>(processes_), std::memory_order_release);
+}
+
+void forget_world() noexcept { processes_of_world.store(nullptr, std::memory_order_release); }
+
+void MpiBootstrap::keep_errhandler() noexcept {
+  MPI_Errhandler errhandler = MPI_ERRHANDLER_NULL;
+  if (library().Comm_get_errhandler(comm(), &errhandler) == MPI_SUCCESS) {
+    has_returned_errors_ = errhandler == MPI_ERRORS_RETURN;
+    library().Errhandler_free(&errhandler);
   }
 }
 
 bool MpiBootstrap::wait(MPI_Request& request) const {
+  // Only who is found dead twice is missed: what it sent before may be on its way.
+  std::size_t suspect = processes_.size();
+  const std::function<void()> look = [&] {
+    for (std::size_t rank = 0; rank < processes_.size(); ++rank) {
+      const ProcessId& process = processes_[rank];
+      if (!can_see(process) || !is_gone(process)) continue;
+      if (rank == suspect)
+        throw Error(Code::peer, "setting up the communicator: rank " + std::to_string(rank) +
+                                    " (process " + std::to_string(process.pid) + ") is gone");
+      suspect = rank;
+      return;
+    }
+    suspect = processes_.size();
+  };
   // Elsewhere a rank may well be late.
   constexpr double kPatience = 5;  // seconds
   if (!is_init_under_way() || (timeout_ > 0 && timeout_ <= kPatience))
-    return wait_for(request, timeout_);
-  if (wait_for(request, kPatience)) return true;
+    return wait_for(request, timeout_, look);
+  if (wait_for(request, kPatience, look)) return true;
   log_once(Config::Log::warn,
            "MPI_Init waits for ranks that do not come to set up Tributary: it must be preloaded on "
            "all ranks of a job, or on none");
-  return wait_for(request, timeout_ > 0 ? timeout_ - kPatience : 0);
+  return wait_for(request, timeout_ > 0 ? timeout_ - kPatience : 0, look);
 }
 
 void MpiBootstrap::exchange(const void* mine, void* all, std::size_t bytes) {
   if (bytes == 0) return;
   if (bytes > INT_MAX) throw Error(Code::internal, "exchange: too many bytes for one MPI call");
-  // The MPI works on copies: after a time-out it may still write to them, and then they are left to
-  // it.
+  // The MPI works on copies: where not all ranks come it may still write to them, and then they are
+  // left to it.
   const std::size_t size = static_cast<std::size_t>(size_);
   auto buffers = std::make_unique<std::vector<char>>((size + 1) * bytes);
   std::memcpy(buffers->data(), mine, bytes);
   char* const received = buffers->data() + bytes;
   MPI_Request request;
   check(library().Iallgather(buffers->data(), static_cast<int>(bytes), MPI_BYTE, received,
-                             static_cast<int>(bytes), MPI_BYTE, comm_, &request),
+                             static_cast<int>(bytes), MPI_BYTE, comm(), &request),
         "MPI_Iallgather");
-  if (!wait(request)) {
-    static_cast<void>(buffers.release());
+  std::vector<char>* const left_to_mpi = buffers.release();
+  if (!wait(request))
     throw Error(Code::timeout, "setting up the communicator: not all ranks arrived within " +
                                    std::to_string(timeout_) + " s (TRIB_TIMEOUT)");
-  }
+  buffers.reset(left_to_mpi);
   std::memcpy(all, received, size * bytes);
 }
 
 void MpiBootstrap::progress() {
   if (keep_mpi_alive()) [[likely]]
     return;
-  if (!is_without_communicator && comm_ != MPI_COMM_NULL) look_into(comm_, rank_, size_);
+  if (!is_without_communicator && comm() != MPI_COMM_NULL) look_into(comm(), rank_, size_);
 }
 
 }  // namespace trib::mpi

@@ -3,30 +3,50 @@
 // duplicating it would run the user's attribute callbacks.
 #pragma once
 
+#include <atomic>
+#include <functional>
+#include <vector>
+
 #include "base/bootstrap.hpp"
+#include "base/process.hpp"
 #include "mpi/mpi_header.hpp"
 
 namespace trib::mpi {
 
 class MpiBootstrap : public Bootstrap {
  public:
-  MpiBootstrap(MPI_Comm comm, int rank, int size, double timeout)
-      : comm_(comm), rank_(rank), size_(size), timeout_(timeout) {}
+  MpiBootstrap(MPI_Comm comm, int rank, int size, double timeout);
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void exchange(const void* mine, void* all, std::size_t bytes) override;
   void progress() override;
+  /// Says which process is which rank: exchange() looks from then on whether all live, and gives up
+  /// if one does not. Those of MPI_COMM_WORLD are known in all communicators made later.
+  void know(std::vector<ProcessId> processes);
+
   /// The program frees its communicator: from here on only progress() may be called.
-  void detach() { comm_ = MPI_COMM_NULL; }
+  void detach() noexcept { comm_ = MPI_COMM_NULL; }
+  /// Before that, if requests of the communicator are left over: keeps what their errors need.
+  void keep_errhandler() noexcept;
+  /// MPI_COMM_NULL: detached.
+  MPI_Comm comm() const { return comm_.load(std::memory_order_relaxed); }
+  /// By keep_errhandler(): it had MPI_ERRORS_RETURN.
+  bool has_returned_errors() const { return has_returned_errors_; }
 
  private:
   bool wait(MPI_Request& request) const;
+  void find_in_world();
 
-  MPI_Comm comm_;
+  std::atomic<MPI_Comm> comm_;
   int rank_, size_;
-  double timeout_;  // seconds, 0: none
+  double timeout_;                    // seconds, 0: none
+  std::vector<ProcessId> processes_;  // empty: not known
+  bool has_returned_errors_ = false;
 };
+
+/// At the end of MPI: the processes of its world are not known any more.
+void forget_world() noexcept;
 
 /// While one is there, this thread waits for requests. Other threads may free their communicators
 /// meanwhile, so that progress() keeps away from these.
@@ -43,7 +63,7 @@ class WithoutCommunicator {
 
 /// Waits for `request` in our own loop: MPICH's, with more ranks than cores, burns a scheduler tick
 /// per message. False: not done within `timeout` seconds (0: for ever); the request then stays
-/// active.
-bool wait_for(MPI_Request& request, double timeout);
+/// active, as it does if `look`, called every now and then, throws.
+bool wait_for(MPI_Request& request, double timeout, const std::function<void()>& look = {});
 
 }  // namespace trib::mpi

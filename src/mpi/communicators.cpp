@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -36,7 +37,11 @@ int copy_nothing(MPI_Comm, int, void*, void*, void*, int* flag) {
 }
 
 int forget(MPI_Comm comm, int, void*, void*) {
-  retire(members->erase(to_word(comm)));
+  const std::uintptr_t word = members->erase(to_word(comm));
+  const auto* const member = reinterpret_cast<const Member*>(word);
+  if (member && member->bootstrap && member->communicator.use_count() > 1)
+    member->bootstrap->keep_errhandler();
+  retire(word);
   return MPI_SUCCESS;
 }
 
@@ -80,22 +85,27 @@ const Settings& read_settings_once() {
 
 /// A setting that is wrong on one rank is an error on all, as the others would wait for it.
 /// Fills in what else is to be the same on all.
-void agree_on_settings(Bootstrap& bootstrap, Member& member) {
+void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
   struct Report {
     char failure[256];
+    ProcessId process;
     bool is_passed_by, is_fortran;
   } mine = {};
+  mine.process = ProcessId::of_this();
   mine.is_passed_by = !what_passes_by().empty();
   mine.is_fortran = is_begun_in_fortran;
   std::strncpy(mine.failure, read_settings_once().failure.c_str(), sizeof mine.failure - 1);
   std::vector<Report> all(static_cast<std::size_t>(bootstrap.size()));
   bootstrap.exchange(&mine, all.data(), sizeof mine);
   member.is_passed_by = false;
+  std::vector<ProcessId> processes;
   for (const Report& report : all) {
+    processes.push_back(report.process);
     const bool differs = report.is_fortran != mine.is_fortran;
     if (differs && is_init_under_way()) is_mixed = true;
     member.is_passed_by = member.is_passed_by || report.is_passed_by || differs;
   }
+  bootstrap.know(std::move(processes));
   if (mine.failure[0]) throw Error(Code::argument, read_settings_once().failure);
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     if (all[rank].failure[0])
@@ -238,6 +248,7 @@ void begin_world() noexcept {
 bool is_job_mixed() { return is_mixed; }
 
 void free_members() {
+  forget_world();
   for (const std::uintptr_t word : members->clear()) retire(word);
 }
 

@@ -69,21 +69,27 @@ int code_for(int error_class, const std::string& text) {
 
 }  // namespace
 
-int raise(MPI_Comm comm, const std::exception& error, bool is_in_mpi) {
-  const auto* const known = dynamic_cast<const Error*>(&error);
-  if (is_in_mpi && !known) throw;
-  int code = MPI_ERR_OTHER;
+int code_of(const std::exception& error) noexcept {
   try {
-    const bool is_argument = known && known->code() == Code::argument;
+    const auto* const known = dynamic_cast<const Error*>(&error);
+    const Code kind = known ? known->code() : Code::system;
     std::string text = std::string("tributary: ") + error.what();
     // MPI_MAX_ERROR_STRING differs between the header of this build and the library that runs: 512
     // at least in the MPICH family, 256 in Open MPI.
     constexpr std::size_t limit = std::min<std::size_t>(MPI_MAX_ERROR_STRING, 512) - 1;
     if (text.size() > limit) text = text.substr(0, limit - 3) + "...";
-    code = code_for(is_argument ? MPI_ERR_ARG : MPI_ERR_OTHER, text);
+    return code_for(kind == Code::argument  ? MPI_ERR_ARG
+                    : kind == Code::request ? MPI_ERR_REQUEST
+                                            : MPI_ERR_OTHER,
+                    text);
   } catch (const std::exception&) {
-    // Out of memory: the class without a text.
+    return MPI_ERR_OTHER;  // out of memory: the class without a text
   }
+}
+
+int raise(MPI_Comm comm, const std::exception& error, bool is_in_mpi) {
+  if (is_in_mpi && dynamic_cast<const Error*>(&error) == nullptr) throw;
+  const int code = code_of(error);
   library().Comm_call_errhandler(comm, code);
   return code;
 }

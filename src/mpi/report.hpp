@@ -8,6 +8,9 @@
 
 namespace trib::mpi {
 
+/// An error code whose text is the error's.
+int code_of(const std::exception& error) noexcept;
+
 /// Calls the error handler of `comm` with a code whose text is the error's. Returns the code,
 /// unless the handler throws: programs in C++ do. `is_in_mpi`: the error, which has just been
 /// caught, came out of a call of the MPI. Where it is not ours, such a handler has thrown it, and

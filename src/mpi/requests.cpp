@@ -3,8 +3,10 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,7 +32,8 @@ struct Handle {
   MPI_Request token = MPI_REQUEST_NULL;
   MPI_Comm comm = MPI_COMM_NULL;  // whose error handler hears of failures
   std::shared_ptr<Communicator> communicator;
-  std::unique_ptr<Task> persistent;  // null: nonblocking
+  const MpiBootstrap* bootstrap = nullptr;  // the communicator's; null: an emulation
+  std::unique_ptr<Task> persistent;         // null: nonblocking
   Task nonblocking;
   std::unique_ptr<Emulation> emulation;  // then there is no task
   bool is_active = false;
@@ -84,6 +87,7 @@ Handle* take() {
 
 /// The program does not hold the handle any more.
 void give_back(Handle* handle) {
+  handle->bootstrap = nullptr;
   handle->communicator.reset();
   handle->is_active = false;
   const std::lock_guard lock(shelf().lock);
@@ -164,35 +168,106 @@ void report(Handle& handle, MPI_Request& request, MPI_Status* status) {
   give_back(&handle);
 }
 
-/// Runs `step`, which may throw because the operation failed: that is its end as well.
-template <class Step>
-int guarded(Handle& handle, MPI_Request& request, MPI_Status* status, Step&& step) {
-  const MPI_Comm comm = handle.comm;
+/// Who hears of what goes wrong with a request.
+class Hearer {
+ public:
+  explicit Hearer(const Handle& handle) : comm_(handle.comm) {
+    if (!handle.bootstrap) return;
+    comm_ = handle.bootstrap->comm();
+    if (comm_ != MPI_COMM_NULL) return;
+    // The program has freed it. An error handler of its own cannot be called any more.
+    is_silent_ = handle.bootstrap->has_returned_errors();
+    comm_ = MPI_COMM_SELF;
+  }
+  /// Returns `code`, unless the handler throws.
+  int hear(int code) const {
+    if (!is_silent_) library().Comm_call_errhandler(comm_, code);
+    return code;
+  }
+  int hear(const std::exception& error) const { return hear(code_of(error)); }
+
+ private:
+  MPI_Comm comm_;
+  bool is_silent_ = false;
+};
+
+/// What goes wrong in a call that completes several requests. Its statuses show it.
+class Failures {
+ public:
+  void add(int place, const Hearer& hearer, int code) {
+    if (!first_) first_.emplace(hearer, code);
+    failed_.emplace_back(place, code);
+  }
+  /// The MPI has called its error handler.
+  void add_of_mpi(int place, int code) { failed_.emplace_back(place, code); }
+  void add_pending(int place) { failed_.emplace_back(place, MPI_ERR_PENDING); }
+  bool are_any() const { return !failed_.empty(); }
+  bool has(int place) const {
+    return std::any_of(failed_.begin(), failed_.end(),
+                       [&](const auto& failure) { return failure.first == place; });
+  }
+  /// Returns what the call does, unless an error handler throws.
+  int end(int count, MPI_Status* statuses) const {
+    if (failed_.empty()) return MPI_SUCCESS;
+    if (statuses != MPI_STATUSES_IGNORE) {
+      for (int i = 0; i < count; ++i) statuses[i].MPI_ERROR = MPI_SUCCESS;
+      for (const auto& [place, code] : failed_) statuses[place].MPI_ERROR = code;
+    }
+    if (first_) first_->first.hear(first_->second);
+    return MPI_ERR_IN_STATUS;
+  }
+
+ private:
+  std::optional<std::pair<Hearer, int>> first_;  // of ours, with its code
+  std::vector<std::pair<int, int>> failed_;      // place and code
+};
+
+/// Runs `step`, which may throw because the operation failed: that is its end as well. `failed` is
+/// then called with who is to hear of it, and the code.
+template <class Step, class Failed>
+void guarded(Handle& handle, MPI_Request& request, MPI_Status* status, Step&& step,
+             Failed&& failed) {
   try {
     step();
-    return MPI_SUCCESS;
   } catch (const std::exception& error) {
+    const Hearer hearer(handle);
     report(handle, request, status);
-    return raise(comm, error);
+    failed(hearer, code_of(error));
   }
 }
 
 /// Tests one of ours. `is_done`: it was reported.
 int test_ours(Handle& handle, MPI_Request& request, MPI_Status* status, bool& is_done) {
   is_done = true;
-  return guarded(handle, request, status, [&] {
-    const WithoutCommunicator without;
-    is_done = handle.communicator->test(handle.task());
-    if (is_done) report(handle, request, status);
-  });
+  int result = MPI_SUCCESS;
+  guarded(
+      handle, request, status,
+      [&] {
+        const WithoutCommunicator without;
+        is_done = handle.communicator->test(handle.task());
+        if (is_done) report(handle, request, status);
+      },
+      [&](const Hearer& hearer, int code) { result = hearer.hear(code); });
+  return result;
+}
+
+template <class Failed>
+void wait_for_ours(Handle& handle, MPI_Request& request, MPI_Status* status, Failed&& failed) {
+  guarded(
+      handle, request, status,
+      [&] {
+        const WithoutCommunicator without;
+        handle.communicator->wait(handle.task());
+        report(handle, request, status);
+      },
+      failed);
 }
 
 int wait_for_ours(Handle& handle, MPI_Request& request, MPI_Status* status) {
-  return guarded(handle, request, status, [&] {
-    const WithoutCommunicator without;
-    handle.communicator->wait(handle.task());
-    report(handle, request, status);
-  });
+  int result = MPI_SUCCESS;
+  wait_for_ours(handle, request, status,
+                [&](const Hearer& hearer, int code) { result = hearer.hear(code); });
+  return result;
 }
 
 /// Until `test(flag, waited)` sets the flag, while ours go on, for which others may be waiting.
@@ -278,15 +353,40 @@ int test_all_others(int count, MPI_Request* requests, int* flag, MPI_Status* sta
   return library().Testall(count, requests, flag, statuses);
 }
 
-int wait_for_all_of_ours(int count, MPI_Request* requests, MPI_Status* statuses) {
-  for (int i = 0; requests && i < count; ++i) {
-    Handle* const handle = find_active(requests[i]);
-    if (!handle) continue;
-    if (const int status = wait_for_ours(*handle, requests[i], at(statuses, i));
-        status != MPI_SUCCESS)
-      return status;
+/// Until one fails.
+void wait_for_all_of_ours(int count, MPI_Request* requests, MPI_Status* statuses,
+                          Failures& failures) {
+  for (int i = 0; requests && i < count && !failures.are_any(); ++i)
+    if (Handle* const handle = find_active(requests[i]))
+      wait_for_ours(*handle, requests[i], at(statuses, i),
+                    [&](const Hearer& hearer, int code) { failures.add(i, hearer, code); });
+}
+
+/// The end of a call for all requests of which some have failed: what is not complete stays as it
+/// is. To wait for it might take for ever, as may be the reason why the others failed.
+int end_with_failures(int count, MPI_Request* requests, MPI_Status* statuses, Failures& failures) {
+  for (int i = 0; i < count; ++i) {
+    if (failures.has(i)) continue;
+    if (Handle* const handle = find_active(requests[i]); handle && handle->task().is_done()) {
+      wait_for_ours(*handle, requests[i], at(statuses, i),
+                    [&](const Hearer& hearer, int code) { failures.add(i, hearer, code); });
+      continue;
+    } else if (handle) {
+      failures.add_pending(i);
+      continue;
+    }
+    MPI_Request* request = requests + i;
+    int is_done = 1, code = MPI_SUCCESS;
+    if (find_task(request))
+      set_empty(at(statuses, i));
+    else
+      code = library().Test(request, &is_done, at(statuses, i));
+    if (code != MPI_SUCCESS)
+      failures.add_of_mpi(i, code);
+    else if (!is_done)
+      failures.add_pending(i);
   }
-  return MPI_SUCCESS;
+  return failures.end(count, statuses);
 }
 
 /// One that is done, but is not to be reported yet: its result is where it belongs.
@@ -295,12 +395,12 @@ int fetched(Handle& handle) {
     handle.communicator->fetch(handle.task());
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
-    return raise(handle.comm, error);
+    return Hearer(handle).hear(error);
   }
 }
 
 int refuse(const Handle& handle, const char* what) {
-  return raise(handle.comm, Error(Code::argument, what));
+  return Hearer(handle).hear(Error(Code::request, what));
 }
 
 }  // namespace
@@ -341,6 +441,7 @@ bool post(const Call& call, Member& member, const Request& reduction, MPI_Reques
   if (!handle) return false;
   handle->comm = call.comm;
   handle->communicator = member.communicator;
+  handle->bootstrap = member.bootstrap;
   try {
     member.communicator->post(handle->nonblocking, reduction);
   } catch (...) {
@@ -359,6 +460,7 @@ bool prepare(const Call& call, Member& member, const Request& reduction, MPI_Req
   if (!handle) return false;
   handle->comm = call.comm;
   handle->communicator = member.communicator;
+  handle->bootstrap = member.bootstrap;
   try {
     handle->persistent = member.communicator->prepare(reduction, read_hints(call.info));
   } catch (...) {
@@ -401,7 +503,7 @@ int start(MPI_Request* request) {
     handle->is_active = true;
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
-    return raise(handle->comm, error);
+    return Hearer(*handle).hear(error);
   }
 }
 
@@ -442,19 +544,30 @@ int wait(MPI_Request* request, MPI_Status* status) {
   return wait_until([&](int& flag, double) { return library().Test(request, &flag, status); });
 }
 
-/// None is reported before all are done.
+/// None is reported before all are done, or one has failed.
 int test_all(int count, MPI_Request* requests, int* flag, MPI_Status* statuses) {
   *flag = 0;
-  if (look_at(count, requests, 0, [](int, Handle&) {})) return MPI_SUCCESS;
+  Failures failures;
+  bool has_one_failed = false;
+  const bool are_any_pending = look_at(count, requests, 0, [&](int, Handle& handle) {
+    has_one_failed = has_one_failed || handle.communicator->has_failed(handle.task());
+  });
+  if (has_one_failed) {
+    *flag = 1;
+    return end_with_failures(count, requests, statuses, failures);
+  }
+  if (are_any_pending) return MPI_SUCCESS;
   const int status = test_all_others(count, Others(count, requests).get(), flag, statuses);
   if (status != MPI_SUCCESS || !*flag) return status;
   set_empty_where_ours(count, requests, statuses);
-  return wait_for_all_of_ours(count, requests, statuses);
+  wait_for_all_of_ours(count, requests, statuses, failures);
+  return failures.are_any() ? end_with_failures(count, requests, statuses, failures) : MPI_SUCCESS;
 }
 
 int wait_all(int count, MPI_Request* requests, MPI_Status* statuses) {
-  if (const int status = wait_for_all_of_ours(count, requests, statuses); status != MPI_SUCCESS)
-    return status;
+  Failures failures;
+  wait_for_all_of_ours(count, requests, statuses, failures);
+  if (failures.are_any()) return end_with_failures(count, requests, statuses, failures);
   Others others(count, requests);
   const int status = Background::is_any_under_way()
                          ? wait_until([&](int& flag, double) {
@@ -500,17 +613,17 @@ int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Sta
   const int status =
       library().Testsome(count, Others(count, requests).get(), done, indices, statuses);
   if (status != MPI_SUCCESS) return status;
-  int result = MPI_SUCCESS, ours = 0;
+  Failures failures;
+  int ours = 0;
   const int others = *done == MPI_UNDEFINED ? 0 : *done;
   const bool are_any_pending = look_at(count, requests, waited, [&](int i, Handle& handle) {
     const int place = others + ours++;
     indices[place] = i;
-    if (const int failed = wait_for_ours(handle, requests[i], at(statuses, place));
-        failed != MPI_SUCCESS)
-      result = failed;
+    wait_for_ours(handle, requests[i], at(statuses, place),
+                  [&](const Hearer& hearer, int code) { failures.add(place, hearer, code); });
   });
   if (ours > 0 || are_any_pending) *done = others + ours;
-  return result;
+  return failures.end(others + ours, statuses);
 }
 
 int wait_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses) {
@@ -565,7 +678,9 @@ int get_status(MPI_Request request, int* flag, MPI_Status* status) {
 int get_status_all(int count, const MPI_Request* requests, int* flag, MPI_Status* statuses) {
   *flag = 0;
   int result = MPI_SUCCESS;
-  if (look_at(count, requests, 0, [&](int, Handle& handle) { result = fetched(handle); }))
+  if (look_at(count, requests, 0, [&](int, Handle& handle) {
+        if (const int failed = fetched(handle); failed != MPI_SUCCESS) result = failed;
+      }))
     return MPI_SUCCESS;
   if (result != MPI_SUCCESS) return result;
   return library().call(Entry::Request_get_status_all, static_cast<Word>(count),

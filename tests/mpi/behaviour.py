@@ -166,6 +166,7 @@ def disagreement(context: Context) -> None:
         "first",
         "large-count",
         "throws",
+        "active",
         "agree",
     ):
         for ranks in (2, 3):
@@ -179,6 +180,7 @@ def time_limit(context: Context) -> None:
         (2, "timeout"),
         (3, "timeout"),
         (3, "timeout-any"),
+        (2, "timeout-test"),
         (2, "unprepared"),
         (3, "unprepared"),
         (3, "unprepared-barrier"),
@@ -191,7 +193,11 @@ def time_limit(context: Context) -> None:
 def killed(context: Context) -> None:
     """After kill -9 of a rank its peers get an error, and nothing of ours is left in /dev/shm."""
     before = our_segments()
-    for ranks, case in ((2, "killed"), (3, "killed"), (2, "killed-test"), (3, "killed-any")):
+    cases = [(2, "killed"), (3, "killed"), (2, "killed-test"), (3, "killed-any")]
+    cases += [(2, "killed-first"), (3, "killed-first"), (3, "killed-large"), (2, "killed-init")]
+    cases += [(3, "killed-seldom"), (2, "killed-waitall"), (3, "killed-testall"), (2, "killed-some")]
+    cases += [(2, "killed-freed"), (3, "killed-freed-return")]
+    for ranks, case in cases:
         with tempfile.TemporaryDirectory() as folder:
             told = Path(folder) / "told"
             program = f"{context.program('errors')} {case} {told}"

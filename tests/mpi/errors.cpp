@@ -55,11 +55,13 @@ int main(int argc, char** argv) {
   MPI_Comm_create_errhandler(handler, &errhandler);
   MPI_Comm_set_errhandler(comm, errhandler);
 
-  const int count = what.find("large") == 0 ? 1 << 20 : 10;
+  const int count = what.find("large") != std::string::npos ? 1 << 20 : 10;
   std::vector<double> in(static_cast<std::size_t>(count) + 2, 1), out(in.size());
   const auto reduce = [&](int n) {
     return MPI_Allreduce(in.data(), out.data(), n, MPI_DOUBLE, MPI_SUM, comm);
   };
+  const auto is = [&](const char* part) { return has(what, part); };
+  const bool is_killed = what.find("killed") == 0, is_late = what.find("timeout") == 0;
   // Nonblocking, and then a loop of tests, or a wait for any.
   const auto post_and_end = [&](bool is_wait) {
     MPI_Request request;
@@ -68,6 +70,7 @@ int main(int argc, char** argv) {
     while (status == MPI_SUCCESS && !flag) {
       if (!is_wait) {
         status = MPI_Test(&request, &flag, MPI_STATUS_IGNORE);
+        if (is("-seldom")) std::this_thread::sleep_for(std::chrono::milliseconds(200));
       } else {
         status = MPI_Waitany(1, &request, &index, MPI_STATUS_IGNORE);
         flag = 1;
@@ -75,18 +78,72 @@ int main(int argc, char** argv) {
     }
     return status;
   };
-  const bool is_killed = what.find("killed") == 0, is_late = what.find("timeout") == 0;
+  // Among others, in a call for all of them. Returns the status of the reduction.
+  const auto post_and_end_all = [&] {
+    MPI_Request requests[4] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL, MPI_REQUEST_NULL,
+                               MPI_REQUEST_NULL};
+    MPI_Status statuses[4];
+    int sent = 5, received = 0, never = 0, status = MPI_SUCCESS;
+    MPI_Irecv(&received, 1, MPI_INT, 0, 1, MPI_COMM_SELF, &requests[0]);
+    MPI_Send(&sent, 1, MPI_INT, 0, 1, MPI_COMM_SELF);
+    MPI_Irecv(&never, 1, MPI_INT, 0, 2, MPI_COMM_SELF, &requests[1]);
+    const MPI_Request pending = requests[1];
+    CHECK(MPI_Iallreduce(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, comm, &requests[2]) ==
+              MPI_SUCCESS,
+          "");
+    for (MPI_Status& one : statuses) one.MPI_ERROR = -77;
+    if (is("-waitall")) {
+      status = MPI_Waitall(4, requests, statuses);
+    } else if (is("-testall")) {
+      for (int flag = 0; !flag;) status = MPI_Testall(4, requests, &flag, statuses);
+    } else {  // reports the message by itself, and then the reduction
+      int done = 0, indices[4];
+      status = MPI_Waitsome(4, requests, &done, indices, statuses);
+      CHECK(status == MPI_SUCCESS && done == 1 && indices[0] == 0, "%d: %d", done, indices[0]);
+      status = MPI_Waitsome(4, requests, &done, indices, statuses);
+      CHECK(done == 1 && indices[0] == 2, "%d: %d", done, indices[0]);
+      statuses[2] = statuses[0];
+    }
+    CHECK(error_class(status) == MPI_ERR_IN_STATUS, "class %d", error_class(status));
+    if (!is("-some")) {
+      CHECK(statuses[0].MPI_ERROR == MPI_SUCCESS && statuses[1].MPI_ERROR == MPI_ERR_PENDING &&
+                statuses[3].MPI_ERROR == MPI_SUCCESS,
+            "%d %d %d", statuses[0].MPI_ERROR, statuses[1].MPI_ERROR, statuses[3].MPI_ERROR);
+      int length = 0;
+      MPI_Get_count(&statuses[0], MPI_INT, &length);
+      CHECK(statuses[0].MPI_TAG == 1 && length == 1, "tag %d, count %d", statuses[0].MPI_TAG,
+            length);
+    }
+    CHECK(requests[0] == MPI_REQUEST_NULL && requests[1] == pending &&
+              requests[2] == MPI_REQUEST_NULL && received == 5,
+          "received %d", received);
+    MPI_Send(&sent, 1, MPI_INT, 0, 2, MPI_COMM_SELF);
+    MPI_Wait(&requests[1], MPI_STATUS_IGNORE);
+    CHECK(never == 5, "%d", never);
+    return statuses[2].MPI_ERROR;
+  };
+  const bool is_of_all = is("-waitall") || is("-testall") || is("-some");
+  const bool is_nonblocking =
+      is("-test") || is("-any") || is("-seldom") || is("-freed") || is_of_all || what == "active";
   const auto ended = [&] {
-    if (what.find("-test") != std::string::npos) return post_and_end(false);
-    if (what.find("-any") != std::string::npos) return post_and_end(true);
+    if (is_of_all) return post_and_end_all();
+    if (is("-test") || is("-seldom")) return post_and_end(false);
+    if (is("-any")) return post_and_end(true);
+#if MPI_VERSION >= 4
+    if (is("-init")) {
+      MPI_Request request = MPI_REQUEST_NULL;
+      return MPI_Allreduce_init(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, comm,
+                                MPI_INFO_NULL, &request);
+    }
+#endif
     return reduce(count);
   };
   int status = MPI_SUCCESS;
-  if (what != "first") {
+  if (!is("first")) {
     status = reduce(3);  // all agree
     CHECK(status == MPI_SUCCESS, "");
   }
-  if (what.find('-') != std::string::npos && (is_killed || is_late)) {
+  if (is_nonblocking) {
     // The first nonblocking one is left to the MPI; the next blocking one prepares for others.
     status = post_and_end(true);
     CHECK(status == MPI_SUCCESS, "");
@@ -166,6 +223,60 @@ int main(int argc, char** argv) {
     MPI_Finalize();
     return 0;
   }
+  if (what == "active") {  // a request that is started twice, or cancelled
+    MPI_Request request = MPI_REQUEST_NULL;
+    for (int round = 0; round < 2; ++round) {
+#if MPI_VERSION >= 4
+      MPI_Allreduce_init(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, comm, MPI_INFO_NULL,
+                         &request);
+      if (odd) MPI_Barrier(comm);
+      MPI_Start(&request);
+      handler_calls = 0;
+      status = MPI_Start(&request);
+#else
+      MPI_Iallreduce(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, comm, &request);
+      if (odd) MPI_Barrier(comm);
+      handler_calls = 0;
+      status = MPI_Cancel(&request);
+#endif
+      CHECK(error_class(status) == MPI_ERR_REQUEST && handler_calls == 1, "class %d, %d calls",
+            error_class(status), handler_calls);
+      status = MPI_Cancel(&request);
+      CHECK(error_class(status) == MPI_ERR_REQUEST && handler_calls == 2, "class %d, %d calls",
+            error_class(status), handler_calls);
+      if (!odd) MPI_Barrier(comm);
+      status = MPI_Wait(&request, MPI_STATUS_IGNORE);
+      CHECK(status == MPI_SUCCESS && out[0] == size, "%g", out[0]);
+      out[0] = 0;
+      if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
+    }
+    MPI_Comm_free(&comm);
+    MPI_Errhandler_free(&errhandler);
+    MPI_Finalize();
+    return 0;
+  }
+  const auto tell = [&] {
+    if (argc <= 2) return;
+    std::FILE* file = std::fopen(argv[2], "a");
+    std::fprintf(file, "as expected\n");
+    std::fclose(file);
+  };
+  if (is("killed-freed")) {  // the communicator's handle is gone before the request fails
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (!odd) MPI_Iallreduce(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, comm, &request);
+    if (is("-return")) MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(MPI_COMM_SELF, errhandler);
+    MPI_Comm_free(&comm);
+    MPI_Barrier(MPI_COMM_WORLD);
+    std::signal(SIGPIPE, SIG_IGN);
+    if (odd) std::raise(SIGKILL);
+    status = MPI_Wait(&request, MPI_STATUS_IGNORE);
+    CHECK(has(error_text(status), "is gone") || has(error_text(status), " failed: "), "%s",
+          error_text(status).c_str());
+    CHECK(handler_calls == (is("-return") ? 0 : 1), "%d calls", handler_calls);
+    tell();
+    _exit(0);
+  }
   std::vector<std::string> expected;  // in the text
   int expected_class = MPI_ERR_ARG;
 
@@ -244,7 +355,10 @@ int main(int argc, char** argv) {
     expected_class = MPI_ERR_OTHER;
     std::signal(SIGPIPE, SIG_IGN);  // the launcher may go, and with it the way to its output
     if (odd) std::raise(SIGKILL);
+    const auto begin = std::chrono::steady_clock::now();
     status = ended();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    CHECK(took.count() < 5, "noticed after %g s", took.count());
   } else if (what == "agree") {  // that this test can tell
     status = reduce(count);
     CHECK(status == MPI_SUCCESS && handler_calls == 0, "");
@@ -278,11 +392,12 @@ int main(int argc, char** argv) {
   status = is_late && odd ? ended() : reduce(count);
   if (is_late && odd && status == MPI_SUCCESS) status = reduce(count);
   CHECK(status != MPI_SUCCESS, "");
-  CHECK(has(error_text(status), "unusable") || (is_late && odd), "%s", error_text(status).c_str());
+  const char* const later = is("killed-first") ? "could not be set up" : "unusable";
+  CHECK(has(error_text(status), later) || (is_late && odd), "%s", error_text(status).c_str());
   if (!is_late) {  // nor is a call left to the MPI
     MPI_Request request;
     status = MPI_Iallreduce(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, comm, &request);
-    CHECK(has(error_text(status), "unusable"), "%s", error_text(status).c_str());
+    CHECK(has(error_text(status), later), "%s", error_text(status).c_str());
   }
   // Others are as before.
   if (!is_killed) {
@@ -295,10 +410,6 @@ int main(int argc, char** argv) {
     MPI_Finalize();
     return 0;
   }
-  if (argc > 2) {
-    std::FILE* file = std::fopen(argv[2], "a");
-    std::fprintf(file, "as expected\n");
-    std::fclose(file);
-  }
+  tell();
   _exit(0);
 }

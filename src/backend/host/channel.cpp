@@ -3,12 +3,10 @@
 // peers.
 #include "backend/host/channel.hpp"
 
-#include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -17,7 +15,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <sstream>
 
 #include "backend/host/attach.hpp"
 #include "backend/host/program.hpp"
@@ -39,53 +36,6 @@ constexpr std::size_t kFetchedAhead = 1024;
 /// but for 1024 bytes.
 constexpr std::size_t kSpread = 9 * kCacheLine;
 constexpr std::size_t kLinesAt = round_up(sizeof(Control), kCacheLine);
-
-/// Whether a process is there, and since when.
-struct Process {
-  enum { unknown, gone, alive } state = unknown;
-  std::uint64_t start_time = 0;  ///< in clock ticks since boot
-};
-
-/// Equal numbers, if they are not zero, mean that process ids mean the same: two containers may
-/// have numberings of their own.
-std::uint64_t pid_numbering() {
-  struct stat status{};
-  if (::stat("/proc/self/ns/pid", &status) != 0) return 0;
-  return status.st_ino;
-}
-
-/// `unknown` whatever keeps us from seeing: a process that has no file descriptors left, say, must
-/// not take its peers for dead.
-Process look_at(int pid) {
-  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) {
-    // That /proc does not show it may be a matter of how that is mounted.
-    const bool is_gone = errno == ENOENT && ::kill(pid, 0) != 0 && errno == ESRCH;
-    return {is_gone ? Process::gone : Process::unknown, 0};
-  }
-  char text[1024];
-  const ssize_t length = ::read(file, text, sizeof text - 1);
-  const int error = errno;
-  ::close(file);
-  if (length <= 0) return {length < 0 && error == ESRCH ? Process::gone : Process::unknown, 0};
-  text[length] = '\0';
-  const char* const name_end =
-      std::strrchr(text, ')');  // the name may hold anything, spaces and parentheses included
-  if (name_end == nullptr) return {};
-  std::istringstream rest(name_end + 1);
-  std::string state, field;
-  std::uint64_t threads = 0, start = 0;
-  rest >> state;
-  for (int number = 4; number <= 22 && rest >> field; ++number) {
-    if (number == 20) threads = std::strtoull(field.c_str(), nullptr, 10);
-    if (number == 22) start = std::strtoull(field.c_str(), nullptr, 10);
-  }
-  if (start == 0) return {};
-  // A process whose main thread has ended while others go on is shown as a zombie, too.
-  const bool is_dead = state == "X" || (state == "Z" && threads <= 1);
-  return {is_dead ? Process::gone : Process::alive, start};
-}
 
 std::string describe(const Signature& signature) {
   const auto collective = static_cast<Collective>(signature.collective);
@@ -170,12 +120,11 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   channel->map_control(std::move(segment), 0);
 
   struct Hello {
-    std::int32_t pid;
-    std::uint64_t start_time, numbering, nonce;
+    ProcessId process;
+    std::uint64_t nonce;
     const void* nonce_at;
   };
-  Hello mine{::getpid(), look_at(::getpid()).start_time, pid_numbering(), 0,
-             &channel->current_.hash};
+  Hello mine{ProcessId::of_this(), 0, &channel->current_.hash};
   if (::getrandom(&mine.nonce, sizeof mine.nonce, 0) != static_cast<ssize_t>(sizeof mine.nonce))
     mine.nonce = 0;
   channel->current_.hash = mine.nonce;
@@ -186,15 +135,13 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   channel->can_see_processes_ = true;
   for (int rank = 0; rank < channel->size_; ++rank) {
     Peer& peer = channel->peers_[rank];
-    peer.pid = all[rank].pid;
-    peer.start_time = all[rank].start_time;
-    channel->can_see_processes_ = channel->can_see_processes_ && peer.start_time != 0 &&
-                                  mine.numbering != 0 && all[rank].numbering == mine.numbering;
+    peer.process = all[rank].process;
+    channel->can_see_processes_ = channel->can_see_processes_ && can_see(peer.process);
     // The nonce shows that the number means that very process: in a container it may mean another
     // one.
     std::uint64_t seen = 0;
     can_attach = can_attach && all[rank].nonce != 0 &&
-                 read_process(peer.pid, all[rank].nonce_at, &seen, sizeof seen) &&
+                 read_process(peer.process.pid, all[rank].nonce_at, &seen, sizeof seen) &&
                  seen == all[rank].nonce;
   }
   std::vector<char> answers(size);
@@ -220,10 +167,7 @@ std::vector<std::unique_ptr<HostChannel>> Channel::branch(const Room& room, int 
       if (!segment) return {};
     }
     channel->map_control(segment, bytes * static_cast<std::size_t>(i));
-    for (int rank = 0; rank < size_; ++rank) {
-      channel->peers_[rank].pid = peers_[rank].pid;
-      channel->peers_[rank].start_time = peers_[rank].start_time;
-    }
+    for (int rank = 0; rank < size_; ++rank) channel->peers_[rank].process = peers_[rank].process;
     channel->turns_in_small_ = true;
     channel->can_attach_ = can_attach_;
     channel->can_see_processes_ = can_see_processes_;
@@ -398,12 +342,10 @@ void Channel::diagnose(int blocked_on, std::uint64_t position) {
 // that we need indirectly died, the rank in between finds out and fails.
 void Channel::check_alive(int blocked_on) {
   if (!can_see_processes_ || blocked_on < 0) return;
-  const Peer& peer = peers_[blocked_on];
-  const Process process = look_at(peer.pid);
-  if (process.state == Process::gone ||
-      (process.state == Process::alive && process.start_time != peer.start_time))
+  const ProcessId& process = peers_[blocked_on].process;
+  if (is_gone(process))
     throw Error(Code::peer, "rank " + std::to_string(blocked_on) + " (process " +
-                                std::to_string(peer.pid) + ") is gone");
+                                std::to_string(process.pid) + ") is gone");
 }
 
 /// This rank may end from here on without being missed.

@@ -31,6 +31,7 @@
 #include "backend/backend.hpp"
 #include "backend/host/scratch_stores.hpp"
 #include "backend/segment.hpp"
+#include "base/process.hpp"
 
 namespace trib::host {
 
@@ -144,8 +145,7 @@ class Channel final : public HostChannel {
     std::byte* small = nullptr;   // of window 0
     std::byte* large = nullptr;   // of window 0; null before reserve_data()
     std::uint64_t completed = 0;  // what we know of its progress without looking
-    std::int32_t pid = 0;
-    std::uint64_t start_time = 0;  // tells the process from a later one of the same number
+    ProcessId process;
   };
 
   Channel(Bootstrap& bootstrap, const Config& config)

@@ -585,7 +585,7 @@ void Program::move(const Instruction& instruction) {
                       from[i].line[static_cast<std::ptrdiff_t>(window_) * channel_.flags_].payload,
                       sizeof base);
           std::byte* const bounce = bounce_.data() + static_cast<std::size_t>(i) * kBounceBytes;
-          if (!read_process(channel_.peers_[static_cast<std::size_t>(from[i].rank)].pid,
+          if (!read_process(channel_.peers_[static_cast<std::size_t>(from[i].rank)].process.pid,
                             base + offset, bounce, part * element_))
             throw Error(Code::system, "cannot read the memory of rank " +
                                           std::to_string(from[i].rank) + ": " +

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "base/process.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <string>
+
+namespace trib {
+namespace {
+
+struct Process {
+  enum { unknown, gone, alive } state = unknown;
+  std::uint64_t start_time = 0;  ///< in clock ticks since boot
+};
+
+Process look_at(int pid) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) {
+    // That /proc does not show it may be a matter of how that is mounted.
+    const bool is_gone = errno == ENOENT && ::kill(pid, 0) != 0 && errno == ESRCH;
+    return {is_gone ? Process::gone : Process::unknown, 0};
+  }
+  char text[1024];
+  const ssize_t length = ::read(file, text, sizeof text - 1);
+  const int error = errno;
+  ::close(file);
+  if (length <= 0) return {length < 0 && error == ESRCH ? Process::gone : Process::unknown, 0};
+  text[length] = '\0';
+  const char* const name_end =
+      std::strrchr(text, ')');  // the name may hold anything, spaces and parentheses included
+  if (name_end == nullptr) return {};
+  std::istringstream rest(name_end + 1);
+  std::string state, field;
+  std::uint64_t threads = 0, start = 0;
+  rest >> state;
+  for (int number = 4; number <= 22 && rest >> field; ++number) {
+    if (number == 20) threads = std::strtoull(field.c_str(), nullptr, 10);
+    if (number == 22) start = std::strtoull(field.c_str(), nullptr, 10);
+  }
+  if (start == 0) return {};
+  // A process whose main thread has ended while others go on is shown as a zombie, too.
+  const bool is_dead = state == "X" || (state == "Z" && threads <= 1);
+  return {is_dead ? Process::gone : Process::alive, start};
+}
+
+std::uint64_t numbering_of_this() {
+  struct stat status{};
+  if (::stat("/proc/self/ns/pid", &status) != 0) return 0;
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return std::hash<std::string>()(boot + ' ' + std::to_string(status.st_ino)) | 1;
+}
+
+}  // namespace
+
+ProcessId ProcessId::of_this() {
+  return {::getpid(), 0, look_at(::getpid()).start_time, numbering_of_this()};
+}
+
+bool can_see(const ProcessId& process) {
+  static const std::uint64_t here = numbering_of_this();
+  return process.start_time != 0 && process.numbering != 0 && process.numbering == here;
+}
+
+bool is_gone(const ProcessId& process) {
+  const Process now = look_at(process.pid);
+  return now.state == Process::gone ||
+         (now.state == Process::alive && now.start_time != process.start_time);
+}
+
+}  // namespace trib
