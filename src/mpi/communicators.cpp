@@ -222,13 +222,20 @@ void settle_slowly(MPI_Comm comm) noexcept {
   }
 }
 
+namespace {
+constexpr int kEagerChildren = 4, kEagerGrandchildren = 2;
+}
+
 void adopt(MPI_Comm parent, MPI_Comm child) noexcept {
-  const Member* const member = find_member(parent);
-  if (!member || !member->has_used_requests || member->is_passed_by || child == MPI_COMM_NULL)
-    return;
+  Member* const member = find_member(parent);
+  if (!member || member->is_passed_by) return;
+  const bool is_eager = !member->has_used_requests && member->eager_children > 0;
+  if (is_eager) --member->eager_children;  // also where this rank has no part in the child
+  if ((!member->has_used_requests && !is_eager) || child == MPI_COMM_NULL) return;
   try {
     if (Member* const its = make_member(child)) {
-      its->has_used_requests = true;
+      its->has_used_requests = member->has_used_requests;
+      if (parent == MPI_COMM_WORLD) its->eager_children = kEagerGrandchildren;
       prepare_background(*its);
     }
   } catch (const std::exception&) {
@@ -239,7 +246,10 @@ void adopt(MPI_Comm parent, MPI_Comm child) noexcept {
 void begin_world() noexcept {
   try {
     if (!library().is_ours || !is_world_running()) return;
-    if (Member* const world = make_member(MPI_COMM_WORLD)) prepare_background(*world);
+    if (Member* const world = make_member(MPI_COMM_WORLD)) {
+      if (world->communicator) world->eager_children = kEagerChildren;
+      prepare_background(*world);
+    }
   } catch (const std::exception&) {
     // As above.
   }

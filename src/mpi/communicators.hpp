@@ -42,6 +42,10 @@ struct Member {
   /// served.
   bool is_passed_by = false;
   bool has_used_requests = false;  ///< nonblocking or persistent reductions
+  /// Children still to be prepared for them at once, though this one has not: a program that makes
+  /// no blocking call on a communicator of its own gives no later occasion. Some only, as many
+  /// programs make many. The same on all ranks.
+  int eager_children = 0;
 };
 
 extern constinit Immortal<HandleMap> members;
@@ -99,7 +103,8 @@ inline void settle(MPI_Comm comm) noexcept {
   if (wanting.load(std::memory_order_relaxed) > 0) [[unlikely]]
     settle_slowly(comm);
 }
-/// The same for a communicator that has just come to be: if its parent used such calls, it may.
+/// The same for a communicator that has just come to be: if its parent used such calls, it may; and
+/// for the first few made of MPI_COMM_WORLD and of these.
 void adopt(MPI_Comm parent, MPI_Comm child) noexcept;
 /// Collective: prepares `member`, which serves reductions, for nonblocking ones. Throws Error.
 void prepare_background(Member& member);

@@ -195,7 +195,12 @@ def killed(context: Context) -> None:
     before = our_segments()
     cases = [(2, "killed"), (3, "killed"), (2, "killed-test"), (3, "killed-any")]
     cases += [(2, "killed-first"), (3, "killed-first"), (3, "killed-large"), (2, "killed-init")]
-    cases += [(3, "killed-seldom"), (2, "killed-waitall"), (3, "killed-testall"), (2, "killed-some")]
+    cases += [
+        (3, "killed-seldom"),
+        (2, "killed-waitall"),
+        (3, "killed-testall"),
+        (2, "killed-some"),
+    ]
     cases += [(2, "killed-freed"), (3, "killed-freed-return")]
     for ranks, case in cases:
         with tempfile.TemporaryDirectory() as folder:
@@ -306,6 +311,18 @@ def tuning(context: Context) -> None:
         expect(result.output.count(warning) == 1 and result.output.count("tributary") == 1, result)
 
 
+def alone(context: Context) -> None:
+    """Nonblocking reductions are served also where the program makes no blocking call on the communicator."""
+    for ranks, calls in (
+        (2, 200),
+        (4, 300),
+    ):  # halves of 2 ranks are of one, whose calls are the MPI's
+        result = context.run(ranks, [context.program("requests"), "alone"], env={"TRIB_STATS": "1"})
+        expect(result.status == 0, result)
+        served = re.findall(r"^  iallreduce +\w+ +(\d+) ", result.output, re.MULTILINE)
+        expect(sum(map(int, served)) == calls, result)
+
+
 def tool_in_front(context: Context) -> None:
     """Where a tool takes MPI_Wait to the MPI's own, requests are the MPI's, and a warning says so; blocking calls are served."""
     tool = context.programs / f"libmpi_tool_{context.suffix}.so"
@@ -397,6 +414,7 @@ CHECKS: dict[str, Callable[[Context], None]] = {
         killed,
         gpu_killed,
         tuning,
+        alone,
         tool_in_front,
         without_folder,
         left_out,
