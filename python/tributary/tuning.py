@@ -26,6 +26,7 @@ class Way:
     slice: int
     protocol: str | None = None  # GPUs
     blocks: int | None = None
+    engine: str | None = None
 
     @property
     def text(self) -> str:
@@ -33,6 +34,8 @@ class Way:
         parts = [self.algorithm, f"slices of {self.slice >> 10} KiB"]
         if self.protocol:
             parts += [self.protocol, f"{self.blocks} blocks"]
+        if self.engine:
+            parts.append(f"engine {self.engine}")
         return ", ".join(parts)
 
     @property
@@ -77,7 +80,9 @@ def machine() -> str:
 
 
 def _way(row: dict[str, Any]) -> Way:
-    return Way(row["algorithm"], row["slice"], row.get("protocol"), row.get("blocks"))
+    return Way(
+        row["algorithm"], row["slice"], row.get("protocol"), row.get("blocks"), row.get("engine")
+    )
 
 
 def _finding(machine_name: str, row: dict[str, Any]) -> Finding:

@@ -124,6 +124,8 @@ inline constexpr int kOccasions = 2;
 struct Room {
   int flags = 0;          ///< Schedule::flags of the programs that it can load, at most
   std::size_t bytes = 0;  ///< of scratch, for calls that are not large
+  /// Of the shared memory that a rank may have, so many bytes have to be left for others.
+  std::size_t spare = 0;
 };
 
 /// A launched program. Lives in its channel, one at a time.

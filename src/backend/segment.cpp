@@ -196,18 +196,18 @@ Segment::~Segment() { budget_used -= bytes_per_rank_; }
 std::size_t Segment::used() { return budget_used; }
 
 std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_per_rank,
-                                       Config::Segment mode, std::string& why) {
+                                       Config::Segment mode, std::string& why, std::size_t spare) {
   if (mode == Config::Segment::automatic) {
-    auto segment = open(bootstrap, bytes_per_rank, Config::Segment::memfd, why);
+    auto segment = open(bootstrap, bytes_per_rank, Config::Segment::memfd, why, spare);
     return segment ? std::move(segment)
-                   : open(bootstrap, bytes_per_rank, Config::Segment::file, why);
+                   : open(bootstrap, bytes_per_rank, Config::Segment::file, why, spare);
   }
   bytes_per_rank = (bytes_per_rank + kPage - 1) / kPage * kPage;
   const int rank = bootstrap.rank(), size = bootstrap.size();
   const std::size_t head = head_of(bytes_per_rank);
   const std::size_t total = head + bytes_per_rank * static_cast<std::size_t>(size);
   const bool is_affordable =
-      budget_used.fetch_add(bytes_per_rank) + bytes_per_rank <= kSegmentBudget;
+      budget_used.fetch_add(bytes_per_rank) + bytes_per_rank + spare <= kSegmentBudget;
   std::string trouble =
       is_affordable ? "" : "the limit of 64 MiB of shared memory per rank is reached";
 

@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "backend/reduce.hpp"
+#include "backend/segment.hpp"
 #include "base/log.hpp"
 #include "comm/suspects.hpp"
 
@@ -218,7 +219,9 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
       task.may_turn_ && route == Route::host && plan.bytes >= HostChannel::kLeastTurned && is_short;
   const int flags = std::max(schedule.flags, kLeastFlags);
   for (;; wanted = std::max(least, wanted / 8)) {
-    if (auto channels = main_.branch({flags, wanted}, 1); !channels.empty()) {
+    // Hundreds of them do not take what later communicators need: they go in smaller pieces.
+    const std::size_t spare = wanted > least ? kSegmentBudget / 2 : 0;
+    if (auto channels = main_.branch({flags, wanted, spare}, 1); !channels.empty()) {
       if (turns) channels.front()->reserve_data();
       auto lane = std::make_unique<Lane>(group_, std::move(channels.front()), 1);
       Plan& own = lane->plans.find(request);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// From MPI communicators to what Tributary keeps for them. Made at the first reduction on a
-// communicator, gone when the program frees it.
+// From MPI communicators to what Tributary keeps for them. Made with the communicator or at the
+// first reduction on a communicator, gone when the program frees it.
 #pragma once
 
 #include <atomic>

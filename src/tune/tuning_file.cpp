@@ -36,7 +36,7 @@ using nlohmann::ordered_json;
 
 constexpr std::string_view kFormat = "tributary tuning";
 constexpr int kVersion = 1;
-/// Some 20 000 rows. Who wants to be read must be smaller.
+/// A thousand rows at least. Who wants to be read must be smaller, so that nothing larger is written.
 constexpr std::size_t kMostBytes = 8u << 20;
 
 // ------------------------------------------------------------------------------------- names of
@@ -478,7 +478,9 @@ void TuningFile::add(const Record& record, bool is_writer) noexcept {
     // A lock is for a while: the next one writes this one, too.
     const auto* const known = dynamic_cast<const Error*>(&error);
     if (known == nullptr || known->code() != Code::timeout) is_usable_ = false;
-    log_once(Config::Log::info, "the tuning file " + path_ + " is not written: it " + error.what());
+    const bool is_unfit = known != nullptr && known->code() == Code::argument;
+    log_once(is_unfit ? Config::Log::warn : Config::Log::info,
+             "the tuning file " + path_ + " is not written: it " + error.what());
   }
   errno = saved_errno;
 }
@@ -486,7 +488,11 @@ void TuningFile::add(const Record& record, bool is_writer) noexcept {
 void TuningFile::write() {
   make_folders(path_);
   const Lock lock(path_);
-  replace(path_, to_text(merge(read(path_), unwritten_)));
+  const std::string text = to_text(merge(read(path_), unwritten_));
+  if (text.size() > kMostBytes)
+    refuse("has no room for more findings: it would be longer than " +
+           std::to_string(kMostBytes >> 20) + " MiB; remove it");
+  replace(path_, text);
   unwritten_.clear();
 }
 

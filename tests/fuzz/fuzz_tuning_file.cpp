@@ -25,8 +25,12 @@ static std::string good_text() {
     record.finding.bytes = std::size_t{100} << i;
     record.finding.place = i % 2 == 0 ? Key::Place::host : Key::Place::device;
     record.finding.is_default = i == 3;
-    record.finding.best =
-        Variant::of({find_algorithm("two_shot"), Reach::scratch, 65536, i == 1, 32});
+    record.finding.layout = i == 2 ? 0xabcdef : 0;
+    record.finding.best = Variant::of({find_algorithm("two_shot"), Reach::scratch, 65536,
+                                       i == 3 ? Engine::copy : Engine::kernel, i == 1, 32});
+    if (i == 3)
+      record.finding.kernel =
+          Variant::of({find_algorithm("one_shot"), Reach::scratch, 512, Engine::kernel, true, 16});
     record.finding.seconds = record.finding.default_seconds = record.finding.least_seconds = 1e-6;
     record.candidates = {{record.finding.best, 1e-6}};
     records.push_back(record);

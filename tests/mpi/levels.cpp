@@ -92,7 +92,8 @@ int main(int argc, char** argv) {
   const char* const algorithm = std::getenv("TRIB_ALGORITHM");
   const bool is_tree = algorithm != nullptr && std::string_view(algorithm) == "tree4";
 
-  // A communicator is set up by its first reduction, where its ranks are bound then.
+  // A communicator is set up when it is made, or by its first reduction, where its ranks are bound
+  // then.
   cpu_set_t both, one;
   CPU_ZERO(&both);
   CPU_SET(0, &both);
@@ -112,12 +113,12 @@ int main(int argc, char** argv) {
     return 77;
   }
   MPI_Comm bound, unbound;
-  MPI_Comm_dup(MPI_COMM_WORLD, &bound);
-  MPI_Comm_dup(MPI_COMM_WORLD, &unbound);
   CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+  MPI_Comm_dup(MPI_COMM_WORLD, &bound);
   check_sums(bound, is_tree, true);
   CHECK(sched_setaffinity(0, sizeof both, &both) == 0);
   MPI_Barrier(MPI_COMM_WORLD);
+  MPI_Comm_dup(MPI_COMM_WORLD, &unbound);
   check_sums(unbound, is_tree, false);
   check_sums(bound, is_tree, true);
   CHECK(telling > 0);

@@ -17,6 +17,7 @@
 #include <system_error>
 #include <thread>
 
+#include "backend/segment.hpp"
 #include "support/calls.hpp"
 #include "support/disturb.hpp"
 #include "support/sanitizer.hpp"
@@ -193,6 +194,32 @@ TEST_P(Sizes, PersistentOnesStartInAnyOrder) {
             for (auto& task : tasks) communicator.dismiss(std::move(task));
           }),
       "persistent");
+}
+
+TEST(Background, HundredsLeaveMemoryForOthers) {
+  expect_no_errors(run_ranks(2,
+                             [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+                               Communicator communicator(std::move(bootstrap), Config{});
+                               std::vector<std::unique_ptr<Part>> parts;
+                               std::vector<std::unique_ptr<Task>> tasks;
+                               for (int i = 0; i < 500; ++i) {
+                                 Call what;
+                                 what.count = 16384;
+                                 parts.push_back(std::make_unique<Part>(what, rank, 2));
+                                 tasks.push_back(communicator.prepare(parts.back()->request));
+                                 ASSERT_TRUE(tasks.back());
+                               }
+                               // Both ranks are threads of this process.
+                               EXPECT_LE(Segment::used(), kSegmentBudget * 3 / 4);
+                               for (std::size_t i = 0; i < tasks.size(); i += 100) {
+                                 parts[i]->fill(i);
+                                 communicator.start(*tasks[i]);
+                                 communicator.wait(*tasks[i]);
+                                 expect(parts[i]->check());
+                               }
+                               for (auto& task : tasks) communicator.dismiss(std::move(task));
+                             }),
+                   "hundreds");
 }
 
 std::atomic<std::uint64_t> seed{1};

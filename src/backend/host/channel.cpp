@@ -162,8 +162,8 @@ std::vector<std::unique_ptr<HostChannel>> Channel::branch(const Room& room, int 
         round_up(channel->lay_out(room), room.bytes >= kPage ? kPage : kCacheLine);
     if (!segment) {
       std::string why;
-      segment =
-          Segment::open(bootstrap_, bytes * static_cast<std::size_t>(count), config_.segment, why);
+      segment = Segment::open(bootstrap_, bytes * static_cast<std::size_t>(count), config_.segment,
+                              why, room.spare);
       if (!segment) return {};
     }
     channel->map_control(segment, bytes * static_cast<std::size_t>(i));
