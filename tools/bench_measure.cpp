@@ -183,7 +183,7 @@ bool Measurement::start(Timing& timing, const Call& call, const Pattern& expecte
     return false;
   }
   side.verify();
-  if (options_.check) timing.wrong = wrong_now(call, expected);
+  if (options_.check && side.computes()) timing.wrong = wrong_now(call, expected);
   timing.iterations = fitting(side, call);
   timing.algorithm = side.algorithm();
   return true;
@@ -223,7 +223,7 @@ void Measurement::measure(const Call& call) {
       // Warm-up: another side has just used the caches.
       batch(*timing.side, call, std::clamp(timing.iterations / 10, 1L, 20L));
       timing.seconds.push_back(median(batch(*timing.side, call, timing.iterations)));
-      if (options_.check && repeat == options_.repeats - 1)
+      if (options_.check && timing.side->computes() && repeat == options_.repeats - 1)
         timing.wrong = std::max(timing.wrong, wrong_now(call, expected));
     }
   }
@@ -238,10 +238,11 @@ void Measurement::measure(const Call& call) {
     std::vector<double> us;
     for (const double seconds : timing.seconds) us.push_back(seconds * 1e6);
     json& side = row["sides"][timing.side->name()];
-    side = {{"time_us", us},
-            {"iterations", timing.iterations},
-            {"algorithm", timing.algorithm},
-            {"wrong", options_.check ? json(timing.wrong) : json(nullptr)}};
+    side = {
+        {"time_us", us},
+        {"iterations", timing.iterations},
+        {"algorithm", timing.algorithm},
+        {"wrong", options_.check && timing.side->computes() ? json(timing.wrong) : json(nullptr)}};
     if (!timing.side->library().empty()) side["library"] = timing.side->library();
   }
   say(row);

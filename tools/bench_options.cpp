@@ -63,6 +63,7 @@ bool read_flag(const std::string& option, const std::string& value) {
 
 void read_compare(Options& options, const std::string& text) {
   options.compare_mpi = options.compare_nccl = options.compare_blocking = false;
+  options.compare_floor = false;
   if (text == "none") return;
   for (const std::string& library : split(text, ',')) {
     if (library == "mpi")
@@ -71,9 +72,11 @@ void read_compare(Options& options, const std::string& text) {
       options.compare_nccl = true;
     else if (library == "blocking")
       options.compare_blocking = true;
+    else if (library == "floor")
+      options.compare_floor = true;
     else
       throw std::invalid_argument("--compare: " + library +
-                                  " is none of mpi, nccl, blocking, none");
+                                  " is none of mpi, nccl, blocking, floor, none");
   }
 }
 
@@ -88,6 +91,8 @@ void complete(Options& options, const std::optional<std::string>& compare) {
     throw std::invalid_argument(
         "--compare nccl: NCCL reduces GPU buffers only: --memory cuda (with --memory host: mpi, "
         "none)");
+  if (options.memory != Memory::host && options.compare_floor)
+    throw std::invalid_argument("--compare floor: it is measured in host memory only");
   if (options.compare_mpi && !is_mpi)
     throw std::invalid_argument("--compare mpi: an MPI has no operations on a stream; with " +
                                 mode + ": nccl, none");

@@ -76,6 +76,7 @@ void Setup::add_sides(const World& world, const Options& options, std::size_t by
     }
   }
   if (has_nccl) sides.push_back(make_nccl_side(world, options));
+  if (options.compare_floor) sides.push_back(make_floor_side(world));
   for (const auto& side : sides) side->describe(description);
 }
 

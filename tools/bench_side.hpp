@@ -38,12 +38,15 @@ class Side {
  public:
   virtual ~Side() = default;
 
-  /// "tributary", "mpi", "nccl" or "blocking": the key in the lines that the benchmark prints.
+  /// "tributary", "mpi", "nccl", "blocking" or "floor": the key in the lines that the benchmark
+  /// prints.
   virtual std::string name() const = 0;
   /// What tables call it, where `name` and the MPI's own do not say it all.
   virtual std::string library() const { return ""; }
   /// Who did the last call.
   virtual std::string algorithm() const { return name(); }
+  /// False: it leaves no result that could be checked.
+  virtual bool computes() const { return true; }
   /// Why it cannot do this call, the same on all ranks; "" if it can.
   virtual std::string refusal(const Call&) const { return ""; }
 
@@ -75,6 +78,8 @@ struct Keys {
 /// std::invalid_argument where the MPI lacks the latter.
 std::unique_ptr<Side> make_mpi_side(const World& world, Mode mode, MpiCaller caller,
                                     const Keys& keys = {});
+/// No library: the least that memory has to move for the call.
+std::unique_ptr<Side> make_floor_side(const World& world);
 /// What a user of an MPI without GPU support writes: copy to the host, PMPI_X, copy back.
 /// `bytes`: of the largest buffer.
 std::unique_ptr<Side> make_copy_side(const World& world, std::size_t bytes);

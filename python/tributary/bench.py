@@ -23,7 +23,7 @@ COLLECTIVES = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")
 MEMORIES = ("host", "cuda")
 MODES = ("blocking", "nonblocking", "persistent", "stream", "graph")
 ON_STREAM = ("stream", "graph")
-# What Tributary can be compared with. blocking: its own blocking call.
+# What Tributary can be compared with. blocking: its own blocking call. Besides there is "floor", which is no library.
 COMPARED = ("mpi", "nccl", "blocking")
 
 
@@ -55,6 +55,7 @@ class Result:
     memory: str = "host"
     mode: str = "blocking"
     blocking: Side | None = None
+    floor: Side | None = None  # the least that memory has to move
 
     @property
     def compared(self) -> dict[str, Side]:
@@ -78,6 +79,14 @@ class Result:
         """Whether Tributary is at least as fast, or the interval touches 1."""
         ratios = self.ratios_to(other)
         return max(ratios) >= 1 if ratios else None
+
+    @property
+    def floors(self) -> float | None:
+        """How many times the floor's time Tributary takes."""
+        if self.tributary is None or self.floor is None:
+            return None
+        pairs = zip(self.tributary.times_us, self.floor.times_us, strict=True)
+        return statistics.median(a / b for a, b in pairs)
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -121,7 +130,7 @@ class Result:
                 "wrong": side.wrong,
                 **where,
             }
-            for side in (self.tributary, *self.compared.values())
+            for side in (self.tributary, *self.compared.values(), self.floor)
             if side
         ]
 
@@ -343,6 +352,7 @@ def read_result(line: dict[str, Any], begin: dict[str, Any], vendor: str) -> Res
         begin.get("memory", "host"),
         begin.get("mode", "blocking"),
         side("blocking", "blocking"),
+        side("floor", "floor"),
     )
 
 
@@ -423,7 +433,8 @@ def panels(results: list[Result]) -> list[plot.Panel]:
                 max(ratios, default=None),
             )
         ours = r.tributary.time_us if r.tributary else None
-        column.points.append(plot.Point(r.bytes, ours, compared))
+        floor = r.floor.time_us if r.floor else None
+        column.points.append(plot.Point(r.bytes, ours, compared, floor))
     return list(columns.values())
 
 

@@ -28,6 +28,7 @@ class Point:
     bytes: int
     tributary_us: float | None
     compared: dict[str, Compared] = field(default_factory=dict)
+    floor_us: float | None = None  # the least that memory has to move
 
 
 @dataclass
@@ -120,6 +121,8 @@ def draw(
                     lw=1.6,
                     label=label,
                 )
+        if floor := [(p.bytes, p.floor_us) for p in panel.points if p.floor_us is not None]:
+            upper.plot(*zip(*floor, strict=True), color=PARITY, lw=1, ls=":", label="floor")
         for size, before, after in (others or {}).get(panel.title, ()):
             upper.plot(size, before, color=THEIRS, marker="x", ms=4, lw=0, alpha=0.6)
             upper.plot(size, after, color=OURS, marker="x", ms=4, lw=0, alpha=0.6)

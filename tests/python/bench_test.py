@@ -129,6 +129,7 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--compare", "nccl"): ("--compare", "GPU buffers", "--memory cuda", "mpi"),
         ("allreduce", "--compare", "mpi,nccl"): ("--compare nccl", "--memory cuda"),
         ("allreduce", "--memory", "cuda", "--compare", "x"): ("--compare", "mpi", "nccl", "none"),
+        ("allreduce", "--memory", "cuda", "--compare", "floor"): ("--compare", "floor", "none"),
         ("allreduce", "--compare", "intel"): ("--compare intel", "--memory cuda", "--mpi intel"),
         ("allreduce", "--memory", "cuda", "--compare", "mpi,intel"): ("--compare", "one MPI"),
         ("allreduce", "--memory", "cuda", "--compare", "intel", "--mpi", "mpich"): (
@@ -305,6 +306,24 @@ def test_a_small_measurement(name: str, trib: Trib, tmp_path: Path) -> None:
         assert row["wrong"] == 0 and row["time_us"] > 0
     assert {row["collective"] for row in document["rows"]} == set(bench.COLLECTIVES)
     assert "MPI_Reduce_scatter_block" in out
+
+
+def test_the_floor_stands_beside_the_times(trib: Trib, tmp_path: Path) -> None:
+    built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    data = tmp_path / "x.json"
+    status, out, error = trib(
+        *("bench", "reduce", "-n", "2", "--mpi", "mpich", "--sizes", "64,1M", "--repeats", "2"),
+        *("--batch-ms", "2", "--compare", "floor", "--json", data, "--plot", tmp_path / "x.png"),
+    )
+    assert status == 0, error
+    document = json.loads(data.read_text())
+    rows = {(row["library"], row["bytes"]): row for row in document["rows"]}
+    assert set(rows) == {(name, size) for name in ("tributary", "floor") for size in (64, 1 << 20)}
+    floor = rows["floor", 1 << 20]
+    assert floor["algorithm"] in ("cached", "streamed") and floor["wrong"] is None
+    assert 0 < floor["time_us"] < rows["tributary", 1 << 20]["time_us"]  # two cores, one memory
+    assert document["ratios"] == [] and "time / floor" in out and "at least as fast" not in out
 
 
 # ------------------------------------------------------------------------------------ buffers on GPUs

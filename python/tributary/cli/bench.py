@@ -16,6 +16,7 @@ persistent time MPI_Iallreduce and MPI_Start with the MPI_Wait that follows.
 examples:
   trib bench allreduce -n 2
   trib bench all -n 2 --mpi openmpi --json out/openmpi.json --plot out/openmpi.png
+  trib bench allreduce -n 2 --compare mpi,floor --sizes 1M:64M
   trib bench reduce -n 4 --sizes 4:1M:4 --dtype double --op max
   trib bench allreduce -n 8 --algorithm ring --compare none
   trib bench allreduce -n 4 --memory cuda --compare mpi,nccl --sizes 4:1G
@@ -112,7 +113,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         default=None,
         help="mpi: the MPI's own as well (default); intel: Intel MPI's own on GPU buffers; nccl: NCCL, with --memory cuda (default with --mode stream and graph); "
-        "blocking: Tributary's blocking call, with --mode nonblocking and persistent; several, as mpi,nccl; none",
+        "blocking: Tributary's blocking call, with --mode nonblocking and persistent; floor: the time in which all ranks read "
+        "their vectors and write their results, which host memory needs at least; several, as mpi,nccl; none",
     )
     add(
         "--nccl",
@@ -159,7 +161,9 @@ def _compare(parsed: argparse.Namespace) -> str:
     """The value of --compare, or what fits the mode."""
     is_mpi = parsed.mode not in bench.ON_STREAM
     value: str = parsed.compare or ("mpi" if is_mpi else "nccl")
-    accepted = ("mpi", "intel", "nccl", "none") if parsed.memory == "cuda" else ("mpi", "none")
+    accepted: tuple[str, ...] = ("mpi", "intel", "nccl", "none")
+    if parsed.memory == "host":
+        accepted = ("mpi", "floor", "none")
     if not is_mpi:
         accepted = ("nccl", "none")
     elif parsed.mode != "blocking":
@@ -266,6 +270,8 @@ def measure_with_progress(job: bench.Job) -> bench.Measurement:
                     has_one = result.memory == "host" and len(result.compared) == 1
                     to = "" if has_one else f" to {_label(result, other)}"
                     text += f", ratio{to} {ratio:.2f}"
+            if result.floors:
+                text += f", {result.floors:.2f} of the floor"
             step(text)
     return measurement
 
@@ -316,6 +322,11 @@ def table(
             made.add_column(heading, justify="right", no_wrap=True)
             if len(labels) == 1:
                 made.add_column("interval", justify="right", no_wrap=True)
+    has_floor = any(r.floor for r in results)
+    if has_floor:
+        made.add_column("floor\nus", justify="right", no_wrap=True)
+    if has_floor and has_tributary:
+        made.add_column("Tributary's\ntime / floor", justify="right", no_wrap=True)
     made.add_column("algbw\nGB/s", justify="right", no_wrap=True)
     made.add_column("busbw\nGB/s", justify="right", no_wrap=True)
     made.add_column("wrong", justify="right", no_wrap=True)
@@ -332,6 +343,10 @@ def table(
             cells.append(arguments.time_text(r.tributary.time_us) if r.tributary else "-")
             for other in labels:
                 cells += _ratio_cells(r, other, has_interval=len(labels) == 1)
+        if has_floor:
+            cells.append(arguments.time_text(r.floor.time_us) if r.floor else "-")
+        if has_floor and has_tributary:
+            cells.append(f"{r.floors:.2f}" if r.floors else "-")
         cells += [f"{r.algbw(side):.2f}", f"{r.busbw(side):.2f}", _wrong_cell(r, side)]
         made.add_row(*cells, side.algorithm)
     return made
