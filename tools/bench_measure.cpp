@@ -243,6 +243,8 @@ void Measurement::measure(const Call& call) {
         {"iterations", timing.iterations},
         {"algorithm", timing.algorithm},
         {"wrong", options_.check && timing.side->computes() ? json(timing.wrong) : json(nullptr)}};
+    if (const double compute = timing.side->compute_seconds(); compute > 0)
+      side["compute_us"] = compute * 1e6;
     if (!timing.side->library().empty()) side["library"] = timing.side->library();
   }
   say(row);

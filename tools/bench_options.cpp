@@ -98,6 +98,8 @@ void complete(Options& options, const std::optional<std::string>& compare) {
                                 mode + ": nccl, none");
   if (options.compare_blocking && (!is_mpi || options.mode == Mode::blocking))
     throw std::invalid_argument("--compare blocking: with --mode nonblocking and persistent only");
+  if (options.overlap && (!is_mpi || options.mode == Mode::blocking))
+    throw std::invalid_argument("--overlap: with --mode nonblocking and persistent only");
   if ((!options.tune.empty() || !options.ways.empty()) && options.mode != Mode::persistent)
     throw std::invalid_argument("--tune, --ways: with --mode persistent only");
   if (is_mpi)
@@ -156,6 +158,8 @@ Options read_options(int argc, char** argv) {
       options.is_mpi_gpu_aware = read_flag(option, value);
     else if (option == "--nccl")
       options.nccl = split(value, ':');
+    else if (option == "--overlap")
+      options.overlap = read_flag(option, value);
     else if (option == "--tune")
       options.tune = value;
     else if (option == "--ways")

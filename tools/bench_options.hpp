@@ -47,6 +47,9 @@ struct Options {
   bool compare_mpi = true;        ///< time the MPI's own, too
   bool compare_nccl = false;      ///< time NCCL, too
   bool compare_blocking = false;  ///< time Tributary's blocking call, too
+  /// Nonblocking and persistent: also time each with as much computing between start and wait as it
+  /// takes by itself.
+  bool overlap = false;
   bool compare_floor = false;     ///< time the least that memory has to move
   bool is_mpi_gpu_aware = false;  ///< the MPI takes device pointers; else its side copies by hand
   std::vector<std::string> nccl;  ///< files to try, in this order

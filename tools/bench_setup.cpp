@@ -65,6 +65,8 @@ void Setup::add_sides(const World& world, const Options& options, std::size_t by
   } else {
     if (!preload.empty()) {
       sides.push_back(make_mpi_side(world, options.mode, MpiCaller::tributary));
+      if (options.overlap)
+        sides.push_back(make_overlapped_side(world, options.mode, MpiCaller::tributary));
       if (options.compare_blocking)
         sides.push_back(make_mpi_side(world, Mode::blocking, MpiCaller::tributary_blocking));
     }
@@ -72,12 +74,17 @@ void Setup::add_sides(const World& world, const Options& options, std::size_t by
       if (options.memory == Memory::cuda && !options.is_mpi_gpu_aware)
         world.together([&] { sides.push_back(make_copy_side(world, bytes)); });
       else
-        sides.push_back(make_mpi_side(world, options.mode, MpiCaller::mpi));
+        add_mpis_own(world, options);
     }
   }
   if (has_nccl) sides.push_back(make_nccl_side(world, options));
   if (options.compare_floor) sides.push_back(make_floor_side(world));
   for (const auto& side : sides) side->describe(description);
+}
+
+void Setup::add_mpis_own(const World& world, const Options& options) {
+  sides.push_back(make_mpi_side(world, options.mode, MpiCaller::mpi));
+  if (options.overlap) sides.push_back(make_overlapped_side(world, options.mode, MpiCaller::mpi));
 }
 
 void Setup::finish() {

@@ -32,6 +32,7 @@ class Setup {
  private:
   void find_gpus(const World& world, const Options& options);
   void add_sides(const World& world, const Options& options, std::size_t bytes);
+  void add_mpis_own(const World& world, const Options& options);
 
   bool is_gpu_shared_ = false;  // two ranks, anywhere, have the same one
 };

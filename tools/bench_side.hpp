@@ -38,7 +38,8 @@ class Side {
  public:
   virtual ~Side() = default;
 
-  /// "tributary", "mpi", "nccl", "blocking" or "floor": the key in the lines that the benchmark
+  /// "tributary", "mpi", "nccl", "blocking", "floor", "overlapped" or
+  /// "mpi_overlapped": the key in the lines that the benchmark
   /// prints.
   virtual std::string name() const = 0;
   /// What tables call it, where `name` and the MPI's own do not say it all.
@@ -47,6 +48,8 @@ class Side {
   virtual std::string algorithm() const { return name(); }
   /// False: it leaves no result that could be checked.
   virtual bool computes() const { return true; }
+  /// What the caller computes while the operation runs; part of what is timed.
+  virtual double compute_seconds() const { return 0; }
   /// Why it cannot do this call, the same on all ranks; "" if it can.
   virtual std::string refusal(const Call&) const { return ""; }
 
@@ -78,6 +81,8 @@ struct Keys {
 /// std::invalid_argument where the MPI lacks the latter.
 std::unique_ptr<Side> make_mpi_side(const World& world, Mode mode, MpiCaller caller,
                                     const Keys& keys = {});
+/// The same, nonblocking or persistent, while its caller computes as long as it takes by itself.
+std::unique_ptr<Side> make_overlapped_side(const World& world, Mode mode, MpiCaller caller);
 /// No library: the least that memory has to move for the call.
 std::unique_ptr<Side> make_floor_side(const World& world);
 /// What a user of an MPI without GPU support writes: copy to the host, PMPI_X, copy back.

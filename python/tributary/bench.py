@@ -35,11 +35,18 @@ class Side:
     algorithm: str
     times_us: tuple[float, ...]  # one per repeat
     wrong: int | None  # None: not checked
+    # The same while the caller computes for compute_us: of each repeat, how much of the shorter one was hidden.
+    overlaps: tuple[float, ...] = ()
 
     @property
     def time_us(self) -> float:
         """The point: the median of the repeats."""
         return statistics.median(self.times_us)
+
+    @property
+    def overlap(self) -> float | None:
+        """The part of the operation that ran while its caller computed: 0 to 1."""
+        return statistics.median(self.overlaps) if self.overlaps else None
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,7 @@ class Result:
                 "busbw_GBps": round(self.busbw(side), 4),
                 "wrong": side.wrong,
                 **where,
+                **({} if side.overlap is None else {"overlap": round(side.overlap, 3)}),
             }
             for side in (self.tributary, *self.compared.values(), self.floor)
             if side
@@ -158,6 +166,7 @@ class Job:
     nccl: str | None = None  # its file; None: wherever it is found
     is_mpi_gpu_aware: bool = False
     tune: str = ""  # value of the info key trib_tune; then nothing is timed
+    overlap: bool = False  # also time operations while their callers compute
     ways: tuple[str, ...] = ()  # values of the info key trib_algorithm, to be timed as well
 
     def arguments(self) -> list[str]:
@@ -174,6 +183,8 @@ class Job:
             words += ["--mode", self.mode]
         if self.tune:
             words += ["--tune", self.tune]
+        if self.overlap:
+            words += ["--overlap", "1"]
         if self.ways:
             words += ["--ways", ",".join(self.ways)]
         if self.memory != "host":
@@ -331,23 +342,32 @@ def lines(job: Job, measurement: Measurement) -> Iterator[dict[str, Any]]:
 def read_result(line: dict[str, Any], begin: dict[str, Any], vendor: str) -> Result:
     """A line of type "row"; `begin` is the job's first one, `vendor` the MPI's."""
 
-    def side(name: str, library: str) -> Side | None:
+    def side(name: str, library: str, overlapped: str = "") -> Side | None:
         data = line["sides"].get(name)
         if data is None:
             return None
+        overlaps: tuple[float, ...] = ()
+        if beside := line["sides"].get(overlapped):
+            compute = beside["compute_us"]
+            pairs = zip(data["time_us"], beside["time_us"], strict=True)
+            overlaps = tuple(
+                min(1.0, max(0.0, (alone + compute - both) / min(alone, compute)))
+                for alone, both in pairs
+            )
         return Side(
             data.get("library", library),
             data["algorithm"],
             tuple(data["time_us"]),
             data["wrong"],
+            overlaps,
         )
 
     return Result(
         line["collective"],
         begin["ranks"],
         line["bytes"],
-        side("tributary", "tributary"),
-        side("mpi", vendor),
+        side("tributary", "tributary", "overlapped"),
+        side("mpi", vendor, "mpi_overlapped"),
         side("nccl", "nccl"),
         begin.get("memory", "host"),
         begin.get("mode", "blocking"),

@@ -17,6 +17,7 @@ examples:
   trib bench allreduce -n 2
   trib bench all -n 2 --mpi openmpi --json out/openmpi.json --plot out/openmpi.png
   trib bench allreduce -n 2 --compare mpi,floor --sizes 1M:64M
+  trib bench allreduce -n 2 --mode nonblocking --overlap --sizes 64K:64M:4
   trib bench reduce -n 4 --sizes 4:1M:4 --dtype double --op max
   trib bench allreduce -n 8 --algorithm ring --compare none
   trib bench allreduce -n 4 --memory cuda --compare mpi,nccl --sizes 4:1G
@@ -101,6 +102,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.positive,
         default=None,
         help="operations per synchronisation, on a stream (default: 32) or in a graph (default: 8)",
+    )
+    add(
+        "--overlap",
+        action="store_true",
+        help="with --mode nonblocking and persistent: also how much of an operation runs while its caller computes as long as it takes",
     )
     add(
         "--algorithm",
@@ -221,6 +227,10 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         raise UserError(f"--mode {parsed.mode}: it needs GPU buffers: add --memory cuda")
     if parsed.memory == "host" and parsed.mpi_gpu_aware:
         raise UserError("--mpi-gpu-aware: it needs GPU buffers: add --memory cuda")
+    if parsed.overlap and parsed.mode not in ("nonblocking", "persistent"):
+        raise UserError(
+            f"--overlap: nothing overlaps with --mode {parsed.mode}; it is for: nonblocking, persistent"
+        )
     settings: dict[str, str] = {}
     if parsed.algorithm:
         names = tuple(row["name"] for row in info["algorithms"])
@@ -252,6 +262,7 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         burst=parsed.burst,
         nccl=parsed.nccl,
         is_mpi_gpu_aware=parsed.mpi_gpu_aware or is_intel,
+        overlap=parsed.overlap,
     )
 
 
@@ -322,6 +333,17 @@ def table(
             made.add_column(heading, justify="right", no_wrap=True)
             if len(labels) == 1:
                 made.add_column("interval", justify="right", no_wrap=True)
+    overlapping = [
+        name
+        for name in ("mpi", "tributary")
+        if any((its := getattr(r, name)) and its.overlaps for r in results)
+    ]
+    for name in overlapping:
+        made.add_column(
+            f"overlap\n{'Tributary' if name == 'tributary' else mpi_title}",
+            justify="right",
+            no_wrap=True,
+        )
     has_floor = any(r.floor for r in results)
     if has_floor:
         made.add_column("floor\nus", justify="right", no_wrap=True)
@@ -343,6 +365,10 @@ def table(
             cells.append(arguments.time_text(r.tributary.time_us) if r.tributary else "-")
             for other in labels:
                 cells += _ratio_cells(r, other, has_interval=len(labels) == 1)
+        for name in overlapping:
+            its = getattr(r, name)
+            known_overlap = its.overlap if its else None
+            cells.append("-" if known_overlap is None else f"{known_overlap:.0%}")
         if has_floor:
             cells.append(arguments.time_text(r.floor.time_us) if r.floor else "-")
         if has_floor and has_tributary:

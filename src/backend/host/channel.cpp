@@ -168,7 +168,9 @@ std::vector<std::unique_ptr<HostChannel>> Channel::branch(const Room& room, int 
     }
     channel->map_control(segment, bytes * static_cast<std::size_t>(i));
     for (int rank = 0; rank < size_; ++rank) channel->peers_[rank].process = peers_[rank].process;
-    channel->turns_in_small_ = true;
+    // Operations that follow each other go to channel after channel.
+    channel->turning_small_ = std::min(
+        channel->small_bytes_, kTurningBytes / kWindows / static_cast<std::size_t>(size_ * count));
     channel->can_attach_ = can_attach_;
     channel->can_see_processes_ = can_see_processes_;
     channels.push_back(std::move(channel));

@@ -112,11 +112,11 @@ class Channel final : public HostChannel {
   bool has_data() const override { return data_ != nullptr; }
   std::vector<std::unique_ptr<HostChannel>> branch(const Room& room, int count) override;
   std::size_t fit(int flags, int units, bool is_large) const;
-  bool has_ample_memory() const override { return Segment::used() < kSegmentBudget / 4; }
+  bool has_ample_memory() const override { return Segment::used() < kSegmentBudget / 2; }
   /// Bytes of a window over which runs take turns, if they need less.
   std::size_t turning_bytes(bool is_large, long runs) const {
     if (runs > 1 && size_ > 2) return 0;
-    if (!is_large) return turns_in_small_ ? small_bytes_ : 0;
+    if (!is_large) return turning_small_;
     return std::min(kLargeBytes, kTurningBytes / kWindows / static_cast<std::size_t>(size_));
   }
   std::unique_ptr<trib::Program> load(const Schedule& own) override;
@@ -162,10 +162,10 @@ class Channel final : public HostChannel {
   std::vector<Peer> peers_;
   const int rank_, size_;
   int flags_ = 0;
-  std::size_t small_at_ = 0;      // from the start of a rank's region
-  std::size_t small_bytes_ = 0;   // per window
-  std::size_t small_stride_ = 0;  // from one window to the next
-  bool turns_in_small_ = false;   // its room may be larger than a run's needs
+  std::size_t small_at_ = 0;       // from the start of a rank's region
+  std::size_t small_bytes_ = 0;    // per window
+  std::size_t small_stride_ = 0;   // from one window to the next
+  std::size_t turning_small_ = 0;  // of small_bytes_, as turning_bytes()
   bool can_attach_ = false, can_see_processes_ = false;
   std::atomic<bool> is_poisoned_{false};
   Signature current_;
