@@ -135,6 +135,9 @@ class Operation {
   /// Goes on as far as it can without waiting; a peer that is not there yet is looked for `polls`
   /// times. True: done. Throws Error if the peers' arguments differ.
   virtual bool advance(int polls) = 0;
+  /// The same, but what takes many passes may return after one though it could go on. Then
+  /// blocked_on() says nothing.
+  virtual bool advance_one_pass(int polls) { return advance(polls); }
   /// The rank that is waited for, or -1.
   virtual int blocked_on() const = 0;
   /// It cannot tell: blocked_on() names any peer.

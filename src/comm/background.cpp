@@ -39,6 +39,12 @@ struct Lane {
   static constexpr std::size_t kIdle = SIZE_MAX;
   std::size_t place = kIdle;  // in Background::busy_
 
+  /// Changes whenever it got anywhere.
+  auto where() const {
+    return std::tuple(first, has_begun, operation,
+                      operation != nullptr ? operation->position() : 0);
+  }
+
   Lane(Group& group, std::unique_ptr<HostChannel> its_channel, std::size_t rows)
       : channel(std::move(its_channel)), plans(group, *channel, rows, !channel->has_data()) {}
 };
@@ -66,6 +72,10 @@ constexpr int kLeastFlags = 4;
 /// by then: 2 ranks on AMD Zen 4, 8 bytes, 4 to 5 % of 110 ns.
 constexpr int kPollsOfStart = 8;
 
+/// Bytes from which on a thread that is there for it (TRIB_PROGRESS=thread) does all of the work:
+/// below, to wake it costs about as much as it takes off the caller.
+constexpr std::size_t kHandedOver = 128 << 10;
+
 /// All communicators that have lanes. Never destroyed: the helper looks at it until the end.
 struct Registry {
   std::mutex mutex;
@@ -78,6 +88,12 @@ Registry& registry() {
 
 /// Counts the looks that callers take at their tasks, so that the helper knows when none does.
 std::atomic<std::uint64_t> looks{0};
+
+/// In the helper: whether what it drove got anywhere.
+struct OfHelper {
+  bool is_this = false, has_moved = false;
+};
+[[gnu::tls_model("initial-exec")]] constinit thread_local OfHelper of_helper;
 
 /// Drives tasks whose ranks do something else: MPI wants them to come to an end although a rank
 /// sits in a call that is not ours. It never calls the MPI.
@@ -129,6 +145,7 @@ class Helper {
   }
 
   void run() {
+    of_helper.is_this = true;
     int idle = 0;
     for (std::uint64_t seen = 0;;) {
       if (!Background::is_any_under_way()) {
@@ -140,17 +157,18 @@ class Helper {
       }
       idle = 0;
       if (!is_eager_) {
-        std::this_thread::sleep_for(kTick);
+        if (!of_helper.has_moved) std::this_thread::sleep_for(kTick);
         const std::uint64_t now = looks.load(std::memory_order_relaxed);
         if (now != seen) {
           seen = now;
+          of_helper.has_moved = false;
           continue;
         }
       }
       // While nobody else looks, and as long as it may be of use.
+      of_helper.has_moved = false;
       for (const auto start = Clock::now(); Clock::now() - start < kTick; ::sched_yield())
         if (!Background::progress_all()) break;
-      seen = looks.load(std::memory_order_relaxed);
     }
   }
 
@@ -333,11 +351,19 @@ void Background::enqueue(Task& task, Lane& lane) {
   }
   lane.first = lane.last = &task;
   last_started_.store(&task, std::memory_order_relaxed);
-  // Peers wait for the first step: everything else comes after it.
-  if (drive(lane, task.is_waited_for_at_once_ ? kPollsOfStart : 0, /*is_callers=*/true)) return;
+  // Peers wait for the first step: everything else comes after it. The rest of what is long is left
+  // to whoever waits, and to the helper: the caller may have something else to do.
+  const Config::Progress mode = group_.config.progress;
+  if (mode == Config::Progress::thread && task.bytes_ >= kHandedOver) {
+    task.rounding_ = Rounding::of_this_thread();
+    add_busy(lane);
+    return Helper::get(/*is_eager=*/true).wake();
+  }
+  const Extent extent = mode == Config::Progress::calls ? Extent::all : Extent::one_pass;
+  if (drive(lane, task.is_waited_for_at_once_ ? kPollsOfStart : 0, extent, /*is_callers=*/true))
+    return;
   task.rounding_ = Rounding::of_this_thread();
   if (lane.first != nullptr) add_busy(lane);
-  const Config::Progress mode = group_.config.progress;
   if (mode == Config::Progress::thread) {
     Helper::get(/*is_eager=*/true).wake();
   } else if (mode == Config::Progress::automatic && !has_helper_) [[unlikely]] {
@@ -422,26 +448,23 @@ inline bool Background::relaunch(Lane& lane, const Task& task) {
 }
 
 /// Goes on with the lane's tasks. True: none is left.
-inline bool Background::drive(Lane& lane, int polls, bool is_callers) noexcept {
-  if (!group_.is_crowded) return go_on(lane, polls, is_callers);
-  const auto where = [&] {
-    return std::tuple(lane.first, lane.has_begun, lane.operation,
-                      lane.operation != nullptr ? lane.operation->position() : 0);
-  };
-  const auto before = where();
-  const bool is_idle = go_on(lane, polls, is_callers);
-  if (where() != before) main_.wake_waiting();
+inline bool Background::drive(Lane& lane, int polls, Extent extent, bool is_callers) noexcept {
+  if (!group_.is_crowded) return go_on(lane, polls, extent, is_callers);
+  const auto before = lane.where();
+  const bool is_idle = go_on(lane, polls, extent, is_callers);
+  if (lane.where() != before) main_.wake_waiting();
   return is_idle;
 }
 
-bool Background::go_on(Lane& lane, int polls, bool is_callers) noexcept {
+bool Background::go_on(Lane& lane, int polls, Extent extent, bool is_callers) noexcept {
   while (Task* const task = lane.first) {
     try {
       // Whichever thread this is: all parts of a result, on all ranks, get the caller's bits.
       std::optional<RoundingScope> as_caller;
       if (!is_callers) as_caller.emplace(task->rounding_);
       if (lane.operation == nullptr && !relaunch(lane, *task) && !launch(lane, *task)) return false;
-      if (!lane.operation->advance(polls)) {
+      if (!(extent == Extent::all ? lane.operation->advance(polls)
+                                  : lane.operation->advance_one_pass(polls))) {
         if (lane.is_streamed) store_fence();  // another thread may end what this one has begun
         return false;
       }
@@ -466,8 +489,17 @@ bool Background::go_on(Lane& lane, int polls, bool is_callers) noexcept {
 }
 
 void Background::advance_lane(Lane& lane, int polls) noexcept {
-  looks.store(looks.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  if (!drive(lane, polls)) return;
+  if (of_helper.is_this) [[unlikely]] {
+    const auto before = lane.where();
+    const bool is_idle = drive(lane, polls, Extent::all);
+    // A device goes on by itself.
+    const bool is_devices = lane.operation != nullptr && lane.operation->is_guessing();
+    of_helper.has_moved = of_helper.has_moved || (lane.where() != before && !is_devices);
+    if (!is_idle) return;
+  } else {
+    looks.store(looks.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    if (!drive(lane, polls, Extent::all)) return;
+  }
   busy_.back()->place = lane.place;
   busy_[lane.place] = busy_.back();
   busy_.pop_back();

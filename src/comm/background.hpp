@@ -142,8 +142,9 @@ class Background {
   int advance_lane_of(const Task& task, int polls);
   void advance_lane(Lane& lane, int polls) noexcept;
   /// `is_callers`: all that the lane has is of this thread, and so rounds as it does.
-  bool drive(Lane& lane, int polls, bool is_callers = false) noexcept;
-  bool go_on(Lane& lane, int polls, bool is_callers) noexcept;
+  enum class Extent { all, one_pass };  // as far as it goes
+  bool drive(Lane& lane, int polls, Extent extent, bool is_callers = false) noexcept;
+  bool go_on(Lane& lane, int polls, Extent extent, bool is_callers) noexcept;
   void add_busy(Lane& lane);
   Lane& next_lane(bool meets);
   void enqueue(Task& task, Lane& lane);

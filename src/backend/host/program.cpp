@@ -294,6 +294,7 @@ bool Program::advance(int polls) {
       ++tick_;
       next_ = 0;
       is_credited_ = false;
+      if (is_brief_ && tick_ < runs_ + stages_ - 1) return false;
     } else {
       next_ = stage_end_[static_cast<std::size_t>(stage_) - 1];
     }

@@ -23,6 +23,12 @@ class Program final : public trib::Program, public Operation {
   Operation& launch(const Arguments& arguments) override;
   bool repeat() override;
   bool advance(int polls) override;
+  bool advance_one_pass(int polls) override {
+    is_brief_ = true;
+    const bool is_done = advance(polls);
+    is_brief_ = false;
+    return is_done;
+  }
   int blocked_on() const override { return blocked_on_; }
   std::uint64_t position() const override {
     return (static_cast<std::uint64_t>(tick_) << 32) + static_cast<std::uint64_t>(next_) * 8 +
@@ -143,8 +149,9 @@ class Program final : public trib::Program, public Operation {
   int stage_ = 0;
   int next_ = 0;  // instruction
   bool is_credited_ = false;
-  long run_ = 0;    // of the current stage: counts from 0
-  int window_ = 0;  // of the current run
+  bool is_brief_ = false;  // see advance_one_pass()
+  long run_ = 0;           // of the current stage: counts from 0
+  int window_ = 0;         // of the current run
   int blocked_on_ = -1;
 
   // Scratch for move(): no allocation on the path of a call.
