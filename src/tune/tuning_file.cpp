@@ -36,7 +36,8 @@ using nlohmann::ordered_json;
 
 constexpr std::string_view kFormat = "tributary tuning";
 constexpr int kVersion = 1;
-/// A thousand rows at least. Who wants to be read must be smaller, so that nothing larger is written.
+/// A thousand rows at least. Who wants to be read must be smaller, so that nothing larger is
+/// written.
 constexpr std::size_t kMostBytes = 8u << 20;
 
 // ------------------------------------------------------------------------------------- names of

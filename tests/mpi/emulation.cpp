@@ -328,14 +328,14 @@ void errors() {
   const auto init = [&] {
     return MPI_Allreduce_init(in.data(), out.data(), 1, type, op, comm, MPI_INFO_NULL, &request);
   };
-  expect(MPI_ERR_ARG, "MPI_Start: the request is active", [&] {
+  expect(MPI_ERR_REQUEST, "MPI_Start: the request is active", [&] {
     init();
     MPI_Start(&request);
     return MPI_Start(&request);
   });
   MPI_Wait(&request, MPI_STATUS_IGNORE);
   MPI_Request_free(&request);
-  expect(MPI_ERR_ARG, "MPI_Cancel", [&] {
+  expect(MPI_ERR_REQUEST, "MPI_Cancel", [&] {
     init();
     return MPI_Cancel(&request);
   });
