@@ -41,7 +41,8 @@ StreamCommunicator::StreamCommunicator(std::unique_ptr<Bootstrap> bootstrap, con
   if (!device_->device_of().empty())
     throw Error(
         Code::device,
-        "ranks share a GPU: calls on a stream, which wait for each other there, want one each");
+        "ranks share a GPU: calls on a stream, which wait for each other there, want one each, or "
+        "TRIB_SHARED_GPU=all");
   findings_ = Findings(adopt_findings(*bootstrap_, config_, backend, Key::Place::device), size_, 1);
 }
 

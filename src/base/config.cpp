@@ -222,6 +222,8 @@ const std::vector<Setting>& settings() {
       choice("TRIB_DEVICE", &Config::device, {"auto", "off"}, true, "off: buffers on a GPU go through host memory"),
       choice("TRIB_P2P", &Config::peer_access, {"auto", "off"}, true,
              "off: kernels reach other GPUs through pinned host memory, as they do anyway where GPUs cannot map each other's memory"),
+      choice("TRIB_SHARED_GPU", &Config::shared_gpu, {"leader", "all"}, true,
+             "which of the ranks that share a GPU launch kernels that wait for others: leader: one, for all of them, in blocking calls alone; all: each, as if it had a GPU to itself, on streams too, with no more blocks than all fit there with; wants MPS, since a GPU takes processes in turns without it"),
       choice("TRIB_MAP", &Config::map, {"auto", "off", "always", "results"}, true,
              "whether kernels read and write the buffers of all GPUs themselves, in blocking reductions: auto: where that is known to pay and nothing else is asked for; always: wherever it is possible; results: only results go straight to other GPUs' buffers; off: nowhere"),
       choice("TRIB_PROTOCOL", &Config::protocol, {"auto", "packet", "simple"}, true,

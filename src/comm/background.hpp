@@ -141,8 +141,8 @@ class Background {
   void progress() noexcept;
   int advance_lane_of(const Task& task, int polls);
   void advance_lane(Lane& lane, int polls) noexcept;
-  /// `is_callers`: all that the lane has is of this thread, and so rounds as it does.
   enum class Extent { all, one_pass };  // as far as it goes
+  /// `is_callers`: all that the lane has is of this thread, and so rounds as it does.
   bool drive(Lane& lane, int polls, Extent extent, bool is_callers = false) noexcept;
   bool go_on(Lane& lane, int polls, Extent extent, bool is_callers) noexcept;
   void add_busy(Lane& lane);

@@ -363,6 +363,7 @@ int main(int argc, char** argv) {
     const auto begin = std::chrono::steady_clock::now();
     status = ended();
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    std::fprintf(stderr, "rank %d: after %.2f s\n", rank, took.count());
     CHECK(took.count() < 5, "noticed after %g s", took.count());
   } else if (what == "agree") {  // that this test can tell
     status = reduce(count);

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 
 #include "check.hpp"
 
@@ -78,8 +79,11 @@ class Gpu {
 inline void skip_without_gpu() {
   if (!Gpu::get().is_here()) skip("no GPU here");
 }
-/// The same where not every rank has one of its own.
+/// The same where not every rank has one of its own, and none is to do as if it had.
 inline void skip_without_gpu_each() {
+  skip_without_gpu();
+  const char* const shared = std::getenv("TRIB_SHARED_GPU");
+  if (shared != nullptr && std::strcmp(shared, "all") == 0) return;
   if (Gpu::get().count() < world_size())
     skip(std::to_string(world_size()) + " ranks need as many GPUs, here are " +
          std::to_string(Gpu::get().count()));

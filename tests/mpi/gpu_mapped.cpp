@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Kernels that work on the buffers of all GPUs: the bits of results in every collective, size and
 // place, buffers that come and go, memory that cannot be mapped, and calls of other kinds in
-// between. One rank per GPU. With TRIB_MAP=always whatever can be mapped has to be.
+// between. One rank per GPU, or TRIB_SHARED_GPU=all. With TRIB_MAP=always whatever can be mapped has to be.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -22,8 +23,9 @@ bool can_map() {
   static const bool result = [] {
     const char* const p2p = std::getenv("TRIB_P2P");
     if (!is_served_here() || (p2p != nullptr && std::string(p2p) == "off")) return false;
-    for (int a = 0; a < size; ++a)
-      for (int b = 0; b < size; ++b) {
+    const int gpus = std::min(size, Gpu::get().count());
+    for (int a = 0; a < gpus; ++a)
+      for (int b = 0; b < gpus; ++b) {
         int can = 1, one = 0, other = 0;
         CHECK(Gpu::get().call("cuDeviceGet", &one, a) == 0, "");
         CHECK(Gpu::get().call("cuDeviceGet", &other, b) == 0, "");

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The stream-ordered C API: sums of every collective against what they should be, back to back, on
-// changing streams, and as a CUDA graph that is replayed; errors; abort.
+// changing streams, in every type, and as a CUDA graph that is replayed; errors; abort.
 // gpu_stream_requests.cpp has the persistent form.
+#include <bit>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -102,6 +104,123 @@ void copies(trib_comm* comm) {
   }
 }
 
+/// A type of the API, as far as small whole numbers go.
+struct Type {
+  trib_dtype dtype;
+  std::size_t size;
+  int exponent_bits, mantissa_bits;  // 0: an integer
+  bool is_complex = false;
+};
+constexpr Type kTypes[] = {{TRIB_INT8, 1, 0, 0},
+                           {TRIB_INT16, 2, 0, 0},
+                           {TRIB_INT32, 4, 0, 0},
+                           {TRIB_INT64, 8, 0, 0},
+                           {TRIB_UINT8, 1, 0, 0},
+                           {TRIB_UINT16, 2, 0, 0},
+                           {TRIB_UINT32, 4, 0, 0},
+                           {TRIB_UINT64, 8, 0, 0},
+                           {TRIB_FLOAT16, 2, 5, 10},
+                           {TRIB_BFLOAT16, 2, 8, 7},
+                           {TRIB_FLOAT8_E4M3, 1, 4, 3},
+                           {TRIB_FLOAT8_E5M2, 1, 5, 2},
+                           {TRIB_FLOAT32, 4, 8, 23},
+                           {TRIB_FLOAT64, 8, 11, 52},
+                           {TRIB_COMPLEX64, 8, 8, 23, true},
+                           {TRIB_COMPLEX128, 16, 11, 52, true}};
+
+/// `number`'s bytes in `type`: from 0 up, and few enough bits for the mantissa.
+void encode(const Type& type, unsigned number, unsigned char* bytes) {
+  std::memset(bytes, 0, type.size);  // also the imaginary part
+  std::uint64_t bits = number;
+  if (type.exponent_bits > 0 && number > 0) {
+    const int exponent = std::bit_width(number) - 1;
+    const int bias = (1 << (type.exponent_bits - 1)) - 1;
+    const std::uint64_t rest = number - (1u << exponent);
+    CHECK(exponent <= type.mantissa_bits || rest % (1u << (exponent - type.mantissa_bits)) == 0,
+          "%u", number);
+    const std::uint64_t mantissa = exponent <= type.mantissa_bits
+                                       ? rest << (type.mantissa_bits - exponent)
+                                       : rest >> (exponent - type.mantissa_bits);
+    bits = (static_cast<std::uint64_t>(exponent + bias) << type.mantissa_bits) + mantissa;
+  }
+  std::memcpy(bytes, &bits, type.is_complex ? type.size / 2 : type.size);
+}
+
+/// Whether the API has `op` for `type`.
+bool is_defined(const Type& type, trib_op op) {
+  if (type.is_complex) return op == TRIB_SUM || op == TRIB_PROD;
+  return type.exponent_bits == 0 || op == TRIB_SUM || op == TRIB_PROD || op == TRIB_MAX ||
+         op == TRIB_MIN;
+}
+
+unsigned apply(trib_op op, unsigned a, unsigned b) {
+  switch (op) {
+    case TRIB_SUM:
+      return a + b;
+    case TRIB_PROD:
+      return a * b;
+    case TRIB_MAX:
+      return a > b ? a : b;
+    case TRIB_MIN:
+      return a < b ? a : b;
+    case TRIB_LAND:
+      return a != 0 && b != 0 ? 1 : 0;
+    case TRIB_LOR:
+      return a != 0 || b != 0 ? 1 : 0;
+    case TRIB_LXOR:
+      return (a != 0) != (b != 0) ? 1 : 0;
+    case TRIB_BAND:
+      return a & b;
+    case TRIB_BOR:
+      return a | b;
+    case TRIB_BXOR:
+      return a ^ b;
+  }
+  return 0;
+}
+
+/// Every type with every operator: whole numbers, so that results are exact in all of them.
+void types(trib_comm* comm) {
+  constexpr std::size_t kCount = 1003;
+  Stream stream;
+  Buffer in(kCount * 4), out(kCount * 4);
+  std::vector<unsigned char> host(kCount * 16), expected(kCount * 16);
+  for (const Type& type : kTypes) {
+    // Sums and products of four of these have two bits of mantissa at most.
+    const auto number = [&](int r, std::size_t i, trib_op op) {
+      const auto salt = static_cast<unsigned>(i * 7 + static_cast<std::size_t>(r) * 3 + i / 5);
+      if (type.exponent_bits > 0) return 1 + salt % 2;
+      return op == TRIB_PROD ? salt % 3 : salt % 4;
+    };
+    for (int o = TRIB_SUM; o <= TRIB_BXOR; ++o) {
+      const auto op = static_cast<trib_op>(o);
+      if (!is_defined(type, op)) {
+        CHECK(API(trib_allreduce)(in.data, out.data, kCount, type.dtype, op, comm, stream.handle) ==
+                  TRIB_ERROR_ARGUMENT,
+              "type %d has no operator %d", type.dtype, o);
+        continue;
+      }
+      for (std::size_t i = 0; i < kCount; ++i) {
+        unsigned result = number(0, i, op);
+        for (int r = 1; r < size; ++r) result = apply(op, result, number(r, i, op));
+        encode(type, number(rank, i, op), host.data() + i * type.size);
+        encode(type, result, expected.data() + i * type.size);
+      }
+      Gpu::get().copy(in.data, host.data(), kCount * type.size);
+      CHECK(Gpu::get().call("cuStreamSynchronize", static_cast<void*>(nullptr)) == 0, "copy");
+      CHECK(API(trib_allreduce)(in.data, out.data, kCount, type.dtype, op, comm, stream.handle) ==
+                TRIB_SUCCESS,
+            "%s", last_error().c_str());
+      stream.wait();
+      Gpu::get().copy(host.data(), out.data, kCount * type.size);
+      for (std::size_t i = 0; i < kCount; ++i)
+        CHECK(std::memcmp(host.data() + i * type.size, expected.data() + i * type.size,
+                          type.size) == 0,
+              "type %d, operator %d: element %zu", type.dtype, o, i);
+    }
+  }
+}
+
 /// Without a word between the calls, and on two streams in turn: the communicator keeps the order.
 void back_to_back(trib_comm* comm) {
   Stream streams[2];
@@ -124,7 +243,13 @@ void back_to_back(trib_comm* comm) {
 void graph(trib_comm* comm, int replays) {
   Gpu& gpu = Gpu::get();
   Stream stream;
-  Buffer in(50000), out(50000), part(50000);
+  const auto p = static_cast<std::size_t>(size);
+  Buffer in(50000), out(50000), part(50000), block(50000 / p), uneven(50000), all(1000 * p),
+      copy(7000);
+  std::vector<std::size_t> counts(p, 0);
+  counts[0] = 20000;
+  counts[p - 1] += 30000;
+  const std::size_t begin = rank == 0 ? 0 : 20000;
   in.fill(1);
   CHECK(gpu.call("cuStreamBeginCapture_v2", stream.handle, 1) == 0, "no capture");
   CHECK(API(trib_allreduce)(in.data, out.data, in.count, TRIB_FLOAT32, TRIB_SUM, comm,
@@ -135,6 +260,18 @@ void graph(trib_comm* comm, int replays) {
         "%s", last_error().c_str());
   CHECK(API(trib_reduce)(in.data, part.data, in.count, TRIB_FLOAT32, TRIB_SUM, 0, comm,
                          stream.handle) == TRIB_SUCCESS,
+        "%s", last_error().c_str());
+  CHECK(API(trib_reduce_scatter_block)(in.data, block.data, block.count, TRIB_FLOAT32, TRIB_SUM,
+                                       comm, stream.handle) == TRIB_SUCCESS,
+        "%s", last_error().c_str());
+  CHECK(API(trib_reduce_scatter)(in.data, uneven.data, counts.data(), TRIB_FLOAT32, TRIB_SUM, comm,
+                                 stream.handle) == TRIB_SUCCESS,
+        "%s", last_error().c_str());
+  CHECK(API(trib_allgather)(in.data, all.data, 1000, TRIB_FLOAT32, comm, stream.handle) ==
+            TRIB_SUCCESS,
+        "%s", last_error().c_str());
+  CHECK(API(trib_broadcast)(in.data, copy.data, copy.count, TRIB_FLOAT32, size - 1, comm,
+                            stream.handle) == TRIB_SUCCESS,
         "%s", last_error().c_str());
   void *captured = nullptr, *executable = nullptr;
   CHECK(gpu.call("cuStreamEndCapture", stream.handle, &captured) == 0, "the capture was broken");
@@ -148,8 +285,19 @@ void graph(trib_comm* comm, int replays) {
     CHECK(gpu.call("cuGraphLaunch", executable, stream.handle) == 0, "no launch");
     if (i % 97 == 96 || i + 1 == replays) {
       stream.wait();
-      expect(out, 0, out.count, i / 97 * 97, "replayed");
-      if (rank == 0) expect(part, 0, part.count, i / 97 * 97, "replayed");
+      const int round = i / 97 * 97;
+      expect(out, 0, out.count, round, "replayed");
+      if (rank == 0) expect(part, 0, part.count, round, "replayed Reduce");
+      expect(block, block.count * static_cast<std::size_t>(rank), block.count, round,
+             "replayed Reduce_scatter_block");
+      expect(uneven, begin, counts[static_cast<std::size_t>(rank)], round,
+             "replayed Reduce_scatter");
+      const std::vector<float> gathered = all.fetch(), broadcast = copy.fetch();
+      for (std::size_t k = 0; k < all.count; ++k)
+        CHECK(gathered[k] == value(static_cast<int>(k / 1000), k % 1000, round),
+              "replayed allgather, element %zu", k);
+      for (std::size_t k = 0; k < copy.count; ++k)
+        CHECK(broadcast[k] == value(size - 1, k, round), "replayed broadcast, element %zu", k);
     }
   }
   stream.wait();
@@ -288,6 +436,8 @@ int main(int argc, char** argv) {
   passed("every collective, in place and not");
   copies(comm);
   passed("allgather and broadcast");
+  types(comm);
+  passed("every type with every operator");
   back_to_back(comm);
   passed("back to back on two streams");
   if (has_graphs()) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Two threads, each with a communicator of its own, reduce GPU buffers at once: whichever order the
 // calls take on each GPU, none waits for ever (CUDA_DEVICE_MAX_CONNECTIONS=1 makes that hardest).
+// And whichever context is current in a thread that calls, or none, is current afterwards.
+#include <algorithm>
 #include <thread>
 #include <vector>
 
@@ -33,6 +35,63 @@ void work(int thread, MPI_Comm comm, void* context, int rounds) {
   gpu.free(data);
 }
 
+void take_last(void* in, void* inout, int* count, MPI_Datatype*) {
+  std::copy_n(static_cast<float*>(in), *count, static_cast<float*>(inout));
+}
+
+/// `own`: of the buffers.
+void contexts_stay(void* own) {
+  Gpu& gpu = Gpu::get();
+  int device = 0;
+  void* other = nullptr;
+  CHECK(gpu.call("cuCtxGetDevice", &device) == 0 &&
+            gpu.call("cuCtxCreate_v2", &other, 0u, device) == 0 &&
+            gpu.call("cuCtxPopCurrent_v2", &other) == 0,
+        "no second context");
+  const int size = world_size();
+  MPI_Op op;
+  MPI_Op_create(take_last, 0, &op);
+  for (void* const context : {static_cast<void*>(nullptr), other, own})
+    for (const int count : {3, 5000, 1000000}) {
+      CHECK(gpu.call("cuCtxSetCurrent", own) == 0, "");
+      const auto total = static_cast<std::size_t>(count * size);
+      auto* const in = static_cast<float*>(gpu.allocate(total * 4));
+      auto* const out = static_cast<float*>(gpu.allocate(total * 4));
+      std::vector<float> host(total, 1);
+      gpu.copy(in, host.data(), total * 4);
+      const auto expect = [&](const char* call, float wanted) {
+        void* found = nullptr;
+        CHECK(gpu.call("cuCtxGetCurrent", &found) == 0 && found == context,
+              "%s of %d left another context", call, count);
+        CHECK(gpu.call("cuCtxSetCurrent", own) == 0, "");
+        gpu.copy(host.data(), out, static_cast<std::size_t>(count) * 4);
+        for (int i = 0; i < count; ++i)
+          CHECK(host[static_cast<std::size_t>(i)] == wanted, "%s: element %d", call, i);
+        CHECK(gpu.call("cuCtxSetCurrent", context) == 0, "");
+      };
+      CHECK(gpu.call("cuCtxSetCurrent", context) == 0, "");
+      const auto sum = static_cast<float>(size);
+      MPI_Allreduce(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+      expect("MPI_Allreduce", sum);
+      MPI_Reduce_scatter_block(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+      expect("MPI_Reduce_scatter_block", sum);
+      MPI_Request request;
+      MPI_Iallreduce(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
+      MPI_Wait(&request, MPI_STATUS_IGNORE);
+      expect("MPI_Iallreduce", sum);
+      MPI_Allreduce(in, out, count, MPI_FLOAT, op, MPI_COMM_WORLD);
+      expect("MPI_Allreduce with an operator of the program's", 1);
+      MPI_Alltoall(in, count, MPI_FLOAT, out, count, MPI_FLOAT, MPI_COMM_WORLD);
+      expect("MPI_Alltoall", 1);
+      CHECK(gpu.call("cuCtxSetCurrent", own) == 0, "");
+      gpu.free(in);
+      gpu.free(out);
+    }
+  MPI_Op_free(&op);
+  CHECK(gpu.call("cuCtxDestroy_v2", other) == 0, "");
+  CHECK(gpu.call("cuCtxSetCurrent", own) == 0, "");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -42,6 +101,7 @@ int main(int argc, char** argv) {
   skip_without_gpu();
   void* context = nullptr;
   CHECK(Gpu::get().call("cuCtxGetCurrent", &context) == 0, "");
+  contexts_stay(context);
   std::vector<MPI_Comm> comms(2);
   for (MPI_Comm& comm : comms) MPI_Comm_dup(MPI_COMM_WORLD, &comm);
   std::vector<std::thread> threads;

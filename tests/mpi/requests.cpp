@@ -3,6 +3,7 @@
 // among requests of other kinds, around blocking calls, with a peer that comes late.
 //   requests [section...]    all sections by default; `first` and `first-send` say most when alone
 // One reduction is requests_reduction.hpp, an array of requests is requests_bag.hpp.
+#include <array>
 #include <csignal>
 #include <cstdio>
 #include <memory>
@@ -545,6 +546,95 @@ void late() {
       }
 }
 
+#if MPI_VERSION > 4 || (MPI_VERSION == 4 && MPI_SUBVERSION >= 1)
+#define HAS_STATUS_OF_MANY 1
+/// MPI_Request_get_status_all, any and some, over reductions, messages and inactive requests: they
+/// drive all of them, and free none.
+void asked() {
+  if (size == 1) return;
+  const Dup comm;
+  for (const int count : {3, 50000})
+    for (int how = 0; how < 3; ++how) {
+      constexpr int kMany = 5;
+      Reduction first(comm, int_sum(count)), second(comm, int_sum(2 * count));
+      int received = -1;
+      std::array<MPI_Request, kMany> requests;
+      requests.fill(MPI_REQUEST_NULL);
+      first.fill(how);
+      second.fill(how + 1);
+      std::array<MPI_Status, kMany> statuses;
+      int flag = 0, index = -1, many = -1;
+      std::array<int, kMany> indices{};
+      const auto ask = [&] {
+        if (how == 0)
+          MPI_Request_get_status_all(kMany, requests.data(), &flag, statuses.data());
+        else if (how == 1)
+          MPI_Request_get_status_any(kMany, requests.data(), &index, &flag, statuses.data());
+        else
+          MPI_Request_get_status_some(kMany, requests.data(), &many, indices.data(),
+                                      statuses.data());
+      };
+      // None is active: all of them are complete, and there is none to tell about.
+      ask();
+      if (how == 0) EXPECT(flag != 0, "all");
+      if (how == 1) EXPECT(flag != 0 && index == MPI_UNDEFINED, "any: %d", index);
+      if (how == 2) EXPECT(many == MPI_UNDEFINED, "some: %d", many);
+      first.post(&requests[1]);
+      MPI_Irecv(&received, 1, MPI_INT, (rank + 1) % size, kTag, MPI_COMM_WORLD, &requests[2]);
+      second.post(&requests[4]);
+      const auto before = requests;
+      const auto are_alive = [&] {
+        EXPECT(requests == before, "a handle changed while its status was asked for");
+      };
+      const int others = (rank + size - 1) % size;
+      if (how == 0) {
+        // The message comes last of all.
+        MPI_Barrier(comm);
+        ask();
+        EXPECT(flag == 0, "all are complete though a message was not sent");
+        MPI_Barrier(comm);
+        MPI_Send(&rank, 1, MPI_INT, others, kTag, MPI_COMM_WORLD);
+        for (flag = 0; flag == 0;) ask();
+        EXPECT(statuses[2].MPI_SOURCE == (rank + 1) % size && statuses[2].MPI_TAG == kTag,
+               "source %d, tag %d", statuses[2].MPI_SOURCE, statuses[2].MPI_TAG);
+      } else {
+        // Of the reductions alone, until both are complete; then the message.
+        std::array<bool, kMany> is_complete{};
+        while (!is_complete[1] || !is_complete[4]) {
+          flag = many = 0;
+          ask();
+          are_alive();
+          if (how == 1 && flag != 0) {
+            EXPECT(index == 1 || index == 4, "any: %d", index);
+            is_complete[static_cast<std::size_t>(index)] = true;
+            // It may name the same again, for ever.
+            if (!is_complete[1] || !is_complete[4]) {
+              const std::size_t rest = is_complete[1] ? 4 : 1;
+              for (flag = 0; flag == 0;)
+                MPI_Request_get_status(requests[rest], &flag, &statuses[0]);
+              is_complete[rest] = true;
+            }
+          }
+          if (how == 2)
+            for (int i = 0; i < many; ++i) {
+              EXPECT(indices[static_cast<std::size_t>(i)] == 1 ||
+                         indices[static_cast<std::size_t>(i)] == 4,
+                     "some: %d", indices[static_cast<std::size_t>(i)]);
+              is_complete[static_cast<std::size_t>(indices[static_cast<std::size_t>(i)])] = true;
+            }
+        }
+        MPI_Barrier(comm);
+        MPI_Send(&rank, 1, MPI_INT, others, kTag, MPI_COMM_WORLD);
+      }
+      are_alive();
+      MPI_Waitall(kMany, requests.data(), statuses.data());
+      EXPECT(received == (rank + 1) % size, "received %d", received);
+      first.check();
+      second.check();
+    }
+}
+#endif
+
 // -------------------------------------------------------------------------------------- persistent
 
 #if HAS_PERSISTENT_REDUCTIONS
@@ -1077,6 +1167,10 @@ constexpr Section kSections[] = {
     {"progress-in-others", progress_in_others},
     {"progress-in-set-up", progress_in_set_up},
     {"late", late},
+#if HAS_STATUS_OF_MANY
+    // MPICH's MPI_Request_get_status_some goes on for ever where nothing is complete.
+    {"asked", asked, [] { return is_mpich() && !is_intel() && !is_served_here(); }},
+#endif
 #if HAS_PERSISTENT_REDUCTIONS
     {"persistent", persistent},
     {"persistent-mixed", persistent_mixed},

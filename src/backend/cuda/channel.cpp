@@ -201,6 +201,7 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   bootstrap.exchange(&mine, all.data(), sizeof mine);
   Level device_of;
   int devices = 0;
+  std::vector<int> sharers;  // of each device
   for (int rank = 0; rank < channel->size_; ++rank) {
     const Introduction& other = all[static_cast<std::size_t>(rank)];
     channel->max_blocks_ = std::min(channel->max_blocks_, other.blocks);
@@ -210,6 +211,15 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
                        sizeof mine.device) != 0)
       ++before;
     device_of.push_back(before == rank ? devices++ : device_of[static_cast<std::size_t>(before)]);
+    sharers.resize(static_cast<std::size_t>(devices));
+    ++sharers[static_cast<std::size_t>(device_of.back())];
+  }
+  if (config.shared_gpu == Config::SharedGpu::all) {
+    // A kernel's blocks leave room for those of the kernels that they wait for.
+    const int most = *std::max_element(sharers.begin(), sharers.end());
+    channel->max_blocks_ = std::max(1, channel->max_blocks_ / most);
+    mine.memory /= static_cast<std::size_t>(most);
+    devices = channel->size_;
   }
   channel->wanted_inbox_bytes_ = large_inbox_bytes(mine.memory);
   if (devices > kMaxRanks) {
