@@ -196,6 +196,11 @@ class MpiSide : public Side {
   void prepare(const Call& call) override {
     type_ = mpi_type(call.dtype);
     op_ = mpi_op(call.op);
+    if (mode_ == Mode::nonblocking && !is_own()) {
+      // Programs have a blocking call at times. In one GPUs are made ready for nonblocking ones.
+      run(call);
+      MPI_Barrier(comm_);
+    }
     if (mode_ != Mode::persistent) return;
     finish();
     check(is_own() ? own_init(call, call.in, call.out) : init(call, call.in, call.out));

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <ctime>
@@ -218,7 +219,8 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
   } else {
     route = meet(card, request, plan, call);
     if (route == Route::device && !devices_.channel) {
-      open_device(request, plan);
+      open_device(request.in);
+      if (devices_.are_shared) plans_->forget(plan);
       card = device_card(request, plan, call);  // the channel's device is known only now
       route = meet(card, request, plan, call);
     }
@@ -361,15 +363,15 @@ bool Communicator::may_share(const Level& device_of, std::string& why) const {
   return why.empty();
 }
 
-void Communicator::open_device(const Request& request, Plan& plan) {
+/// Collective. `pointer`: into memory of this rank's device.
+void Communicator::open_device(const void* pointer) {
   std::string why;
-  devices_.channel = devices_.backend->open(*bootstrap_, group_.config, request.in, why);
+  devices_.channel = devices_.backend->open(*bootstrap_, group_.config, pointer, why);
   if (devices_.channel) {
     const Level& device_of = devices_.channel->device_of();
     if (device_of.empty() || may_share(device_of, why)) {
       devices_.are_shared = !device_of.empty();
       group_.set_device_of(device_of);
-      if (devices_.are_shared) plans_->forget(plan);
       return adopt(Key::Place::device);
     }
     devices_.channel.reset();
@@ -505,8 +507,36 @@ bool Communicator::open_background() {
   }
 }
 
+namespace {
+/// The 1st, 16th, 256th, ... of `posts`: a program that puts its buffers on devices later costs a
+/// look now and then.
+bool is_time_to_settle(std::uint64_t posts) {
+  return std::has_single_bit(posts) && std::countr_zero(posts) % 4 == 0;
+}
+}  // namespace
+
+void Communicator::settle_devices() {
+  check_usable();
+  wants_to_settle_ = false;
+  if (devices_.channel || devices_.are_refused) return;
+  try {
+    Signature signature;
+    signature.collective = static_cast<std::uint8_t>(Collective::allreduce);
+    signature.hash = 2;
+    channel_->announce(signature);
+    const std::int32_t has_posted = posted_on_device_ != nullptr ? 1 : 0;
+    if (add_words(Collective::allreduce, 0, has_posted) < group_.size) return;
+    open_device(posted_on_device_);
+    if (devices_.channel) meets_ = true;
+  } catch (...) {
+    fail();
+  }
+}
+
 void Communicator::post(Task& task, const Request& request) {
   check_usable();
+  if (may_use_devices_ && is_time_to_settle(++posts_)) [[unlikely]]
+    wants_to_settle_ = !devices_.channel && !devices_.are_refused;
   task.request_ = request;
   task.request_.form = Form::nonblocking;
   std::size_t count = request.count;
@@ -622,7 +652,10 @@ bool Communicator::settle_on_device(const Request& request, Plan& plan,
     if (!part.card.is_ready || !part.can_serve) return false;
   }
   if (!is_any_beyond || plan.bytes == 0) return false;
-  if (!devices_.channel) open_device(request, plan);
+  if (!devices_.channel) {
+    open_device(request.in);
+    if (devices_.are_shared) plans_->forget(plan);
+  }
   return devices_.channel != nullptr && !devices_.are_shared;
 }
 
@@ -767,6 +800,7 @@ inline void Communicator::stage(Task& task) {
     }
   }
   background_->stage(task);
+  if (task.in_ != request.in) posted_on_device_ = request.in;
 }
 
 /// What is left to do once `task` is done.
@@ -858,17 +892,17 @@ void Communicator::note_declined(Collective collective, int root, Form form, Dec
   const bool has_root = collective != Collective::reduce || (root >= 0 && root < group_.size);
   if (reason != Decline::user_operator || !has_root) return;
   try {
-    meet_declined(collective, root);
+    add_words(collective, root, 0);
   } catch (...) {
     fail();
   }
 }
 
-/// By a reduction of a word. In a Reduce ranks that only send need not wait: they may leave the
-/// MPI's own early, too, and there are programs that count on it.
-void Communicator::meet_declined(Collective collective, int root) {
+/// Meets peers by a reduction of a word of each, and gives the sum. In a Reduce ranks that only
+/// send need not wait, and get none: they may leave the MPI's own early, too, and there are
+/// programs that count on it.
+std::int32_t Communicator::add_words(Collective collective, int root, std::int32_t mine) {
   if (!meetings_) meetings_ = std::make_unique<Plans>(group_, *channel_, 1, /*has_no_data=*/true);
-  const std::int32_t mine = 0;
   std::int32_t all = 0;
   Request request;
   if (collective == Collective::reduce) {
@@ -882,6 +916,7 @@ void Communicator::meet_declined(Collective collective, int root) {
   path.arguments.in = &mine;
   path.arguments.out = &all;
   wait(path.loaded->program->launch(path.arguments), /*is_devices=*/false);
+  return all;
 }
 
 /// In a handler: with the exception that it has caught.
@@ -949,6 +984,7 @@ std::uint64_t node_identity() {
 
 struct Introduction {
   bool is_ready;  // the backends could be loaded
+  bool has_device_backend;
   bool is_amid_crowd;
   bool uses_device;  // meetings from the first call on
   std::uint64_t node;
@@ -976,6 +1012,7 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
     devices_.backend = device_backend();
     devices_.are_in_use = devices_.backend != nullptr && devices_.backend->is_in_use();
     mine.uses_device = devices_.are_in_use;
+    mine.has_device_backend = devices_.backend != nullptr;
     mine.is_ready = true;
   } catch (const std::exception& error) {
     why = error.what();
@@ -989,6 +1026,8 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   bootstrap_->exchange(&mine, all.data(), sizeof mine);
 
   group_.config = trib::adopt(config, all[0].config);
+  may_use_devices_ = std::all_of(
+      all.begin(), all.end(), [](const Introduction& other) { return other.has_device_backend; });
   devices_.are_refused = group_.config.device == Config::Device::off;
   for (const std::string& line : differences(config, all[0].config))
     log_once(Config::Log::warn, line + ": rank 0's value is used");

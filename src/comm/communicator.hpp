@@ -98,6 +98,11 @@ class Communicator {
   /// Error: not all ranks came, say; afterwards the communicator is unusable.
   bool open_background();
   bool can_post() const { return background_ && background_->has_lanes(); }
+  /// Collective, in a call that may wait for peers, once wants_to_settle(), which a post may bring
+  /// about on all ranks alike: makes devices serve nonblocking reductions if those so far had
+  /// buffers there. Throws Error.
+  void settle_devices();
+  bool wants_to_settle() const { return wants_to_settle_; }
   /// Begins a nonblocking reduction. `task` is not under way, and stays where it is until it is
   /// done. The buffers are the operation's until then, recvcounts are not needed any more. Throws
   /// Error.
@@ -135,7 +140,7 @@ class Communicator {
   Card device_card(const Request& request, const Plan& plan, const DeviceCall& call);
   bool may_map(const Plan& plan) const;
   bool reach(Card& card, const Request& request, Plan& plan, Route route);
-  void open_device(const Request& request, Plan& plan);
+  void open_device(const void* pointer);
   bool may_share(const Level& device_of, std::string& why) const;
   void settle(Task& task);
   bool settle_on_device(const Request& request, Plan& plan, const std::vector<Part>& parts);
@@ -149,7 +154,7 @@ class Communicator {
   void wait(Operation& operation, bool is_devices, int spin, HostChannel& channel);
   std::optional<Choice> tune_for(const Request& request, bool is_on_device, const Hints& hints);
   void keep_counts(Task& task) const;
-  void meet_declined(Collective collective, int root);
+  std::int32_t add_words(Collective collective, int root, std::int32_t mine);
   /// Whether ranks meet before nonblocking reductions of what devices can serve.
   bool meets_in_background() const { return meets_ && devices_.channel && !devices_.are_shared; }
   void stage(Task& task);
@@ -188,7 +193,10 @@ class Communicator {
   std::array<std::array<std::uint64_t, kCollectives>, kForms> empty_calls_{};
   StagingBuffer staged_in_, staged_out_;
   const void *seen_in_ = nullptr,
-             *seen_out_ = nullptr;          // as Plan's, of what goes on in the background
+             *seen_out_ = nullptr;  // as Plan's, of what goes on in the background
+  std::uint64_t posts_ = 0;
+  bool may_use_devices_ = false, wants_to_settle_ = false;  // the same on all ranks
+  const void* posted_on_device_ = nullptr;                  // a buffer of the last such post
   std::unique_ptr<Background> background_;  // from open_background() or prepare() on
 };
 

@@ -27,7 +27,7 @@ void retire(std::uintptr_t word) {
   if (!word) return;
   const std::unique_ptr<Member> member(reinterpret_cast<Member*>(word));
   keep_counters(*member);
-  if (member->wants_background) --wanting;
+  if (member->wants_to_settle) --wanting;
   if (member->bootstrap) member->bootstrap->detach();
 }
 
@@ -203,18 +203,25 @@ Member* make_member(MPI_Comm comm) {
   return member;
 }
 
+void ask_to_settle(Member& member) {
+  if (!member.wants_to_settle) ++wanting;
+  member.wants_to_settle = true;
+}
+
 void prepare_background(Member& member) {
-  if (member.wants_background) --wanting;
-  member.wants_background = false;
-  if (!member.declined && !member.is_passed_by && member.communicator &&
-      !member.communicator->can_post())
+  if (member.wants_to_settle) --wanting;
+  member.wants_to_settle = false;
+  if (member.declined || member.is_passed_by || !member.communicator) return;
+  if (!member.communicator->can_post())
     do_or_fail(member, [&] { member.has_no_background = !member.communicator->open_background(); });
+  else if (member.communicator->wants_to_settle())
+    do_or_fail(member, [&] { member.communicator->settle_devices(); });
 }
 
 void settle_slowly(MPI_Comm comm) noexcept {
   try {
     Member* const member = find_member(comm);
-    if (!member || !member->wants_background) return;
+    if (!member || !member->wants_to_settle) return;
     make_member(comm);
     prepare_background(*member);
   } catch (const std::exception&) {

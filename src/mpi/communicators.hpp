@@ -34,9 +34,10 @@ struct Member {
   unsigned last_generation = 0;
   Call last_call{};
   Request last_request;
-  /// A nonblocking reduction was left to the MPI because the communicator is not prepared for them:
-  /// settle() is to do it. The same on all ranks, like all that depends on the order of calls.
-  bool wants_background = false;
+  /// A nonblocking reduction was left to the MPI because the communicator is not prepared for them,
+  /// or devices may have to serve them: settle() is to see to it. The same on all ranks, like all
+  /// that depends on the order of calls.
+  bool wants_to_settle = false;
   bool has_no_background = false;  ///< there was no memory for them
   /// On some rank, see what_passes_by(), or its ranks are mixed, see is_job_mixed(): none are
   /// served.
@@ -95,7 +96,7 @@ Member* look_up_member(MPI_Comm comm);
 /// Error.
 Member* make_member(MPI_Comm comm);
 
-/// Members that want to be prepared for nonblocking reductions.
+/// Members that want to settle().
 extern std::atomic<int> wanting;
 /// Collective over `comm`, in a blocking call on it, where ranks may wait for each other.
 void settle_slowly(MPI_Comm comm) noexcept;
@@ -106,6 +107,8 @@ inline void settle(MPI_Comm comm) noexcept {
 /// The same for a communicator that has just come to be: if its parent used such calls, it may; and
 /// for the first few made of MPI_COMM_WORLD and of these.
 void adopt(MPI_Comm parent, MPI_Comm child) noexcept;
+/// A later blocking call on its communicator is to settle().
+void ask_to_settle(Member& member);
 /// Collective: prepares `member`, which serves reductions, for nonblocking ones. Throws Error.
 void prepare_background(Member& member);
 /// MPI_COMM_WORLD, at the end of MPI_Init.

@@ -108,10 +108,11 @@ int post(const Call& call, MPI_Request* request, Original original) {
     if (member->has_no_background) [[unlikely]]
       return leave_request_to_mpi(call, Decline::no_memory, request, mpis);
     if (member->declined || !post(call, *member, reduction, request)) [[unlikely]] {
-      if (!member->wants_background) ++wanting;
-      member->wants_background = true;
+      ask_to_settle(*member);
       return leave_request_to_mpi(call, Decline::not_set_up, request, mpis);
     }
+    if (member->communicator->wants_to_settle()) [[unlikely]]
+      ask_to_settle(*member);
     member->was_left_to_mpi = false;
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
