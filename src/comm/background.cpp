@@ -104,9 +104,16 @@ class Helper {
     return helper;
   }
 
+  /// There is a task for a device, whose caller will not look for a while: it is to be launched as
+  /// soon as all ranks have come.
+  void hurry() {
+    is_urgent_.store(true, std::memory_order_relaxed);
+    wake();
+  }
+
   /// There is a task. Without this call it finds out by itself, later.
   void wake() {
-    // Either we see that it sleeps, or it sees the task.
+    // Either we see that it sleeps, or it sees the task, or that it is to hurry.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!is_asleep_.load(std::memory_order_relaxed)) return;
     const std::lock_guard lock(mutex_);
@@ -135,11 +142,14 @@ class Helper {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  void sleep() {
+  /// `has_task`: there is one already.
+  void sleep(std::chrono::milliseconds tick, bool has_task) {
     std::unique_lock lock(mutex_);
     is_asleep_.store(true, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (!Background::is_any_under_way()) wake_.wait_for(lock, kLongTick);
+    if (!is_urgent_.load(std::memory_order_relaxed) &&
+        (has_task || !Background::is_any_under_way()))
+      wake_.wait_for(lock, tick);
     is_asleep_.store(false, std::memory_order_relaxed);
   }
 
@@ -149,17 +159,16 @@ class Helper {
     for (std::uint64_t seen = 0;;) {
       if (!Background::is_any_under_way()) {
         of_helper.has_moved = false;
-        if (++idle > kIdleTicks || is_eager_)
-          sleep();
-        else
-          std::this_thread::sleep_for(kTick);
+        is_urgent_.store(false, std::memory_order_relaxed);
+        sleep(++idle > kIdleTicks || is_eager_ ? kLongTick : kTick, /*has_task=*/false);
         continue;
       }
       idle = 0;
       if (!is_eager_) {
-        if (!of_helper.has_moved) std::this_thread::sleep_for(kTick);
+        if (!of_helper.has_moved) sleep(kTick, /*has_task=*/true);
+        const bool is_urgent = is_urgent_.exchange(false, std::memory_order_relaxed);
         const std::uint64_t now = looks.load(std::memory_order_relaxed);
-        if (now != seen) {
+        if (now != seen && !is_urgent) {
           seen = now;
           of_helper.has_moved = false;
           continue;
@@ -167,16 +176,22 @@ class Helper {
       }
       // While nobody else looks, and as long as it may be of use.
       of_helper.has_moved = false;
+      const std::uint64_t before = looks.load(std::memory_order_relaxed);
       for (const auto start = Clock::now(); Clock::now() - start < kTick; ::sched_yield())
-        if (!Background::progress_all()) break;
+        if (!Background::progress_all() ||
+            (!is_eager_ && looks.load(std::memory_order_relaxed) != before))
+          break;
     }
   }
 
   const bool is_eager_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::atomic<bool> is_asleep_{false};
+  std::atomic<bool> is_asleep_{false}, is_urgent_{false};
 };
+
+/// A caller that looks later than that at what it has begun does something else meanwhile.
+constexpr auto kAtOnce = std::chrono::microseconds(5);
 
 }  // namespace
 
@@ -343,6 +358,7 @@ void Background::enqueue(Task& task, Lane& lane) {
   task.is_under_way_.store(true, std::memory_order_relaxed);
   under_way_.store(under_way_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   task.tested_ = {};
+  if (task.meets_) task.left_at_ = std::chrono::steady_clock::now();
   if (lane.first != nullptr) {
     task.rounding_ = Rounding::of_this_thread();
     lane.last->next_ = &task;
@@ -366,10 +382,20 @@ void Background::enqueue(Task& task, Lane& lane) {
   if (lane.first != nullptr) add_busy(lane);
   if (mode == Config::Progress::thread) {
     Helper::get(/*is_eager=*/true).wake();
-  } else if (mode == Config::Progress::automatic && !has_helper_) [[unlikely]] {
-    has_helper_ = true;
-    Helper::get(/*is_eager=*/false);
+  } else if (mode == Config::Progress::automatic) {
+    if (!has_helper_) [[unlikely]] {
+      has_helper_ = true;
+      Helper::get(/*is_eager=*/false);
+    }
+    if (task.meets_ && is_left_alone_.load(std::memory_order_relaxed) && !group_.is_crowded)
+      Helper::get(/*is_eager=*/false).hurry();
   }
+}
+
+void Background::note_first_look(Task& task) {
+  const auto left = std::chrono::steady_clock::now() - task.left_at_;
+  is_left_alone_.store(left > kAtOnce, std::memory_order_relaxed);
+  task.left_at_ = {};
 }
 
 namespace {

@@ -64,6 +64,7 @@ class Task {
   StagingBuffer staged_in_, staged_out_;  // ... or these, for buffers on a device
   std::size_t fetched_bytes_ = 0;         // of staged_out_, to be copied to request_.out at the end
   std::chrono::steady_clock::time_point begun_;                 // with TRIB_STATS
+  std::chrono::steady_clock::time_point left_at_;               // by its caller, if it meets_
   std::chrono::steady_clock::time_point tested_;                // in vain, the first time
   std::chrono::steady_clock::time_point looked_at_, alive_at_;  // its peers were
   std::uint32_t looks_ = 0;
@@ -105,6 +106,11 @@ class Background {
   /// Persistent.
   void start(Task& task);
 
+  /// The caller is back, to wait for `task` or to test it.
+  void look_at(Task& task) {
+    if (task.meets_ && task.left_at_ != std::chrono::steady_clock::time_point{})
+      note_first_look(task);
+  }
   /// Drives the task's lane. A rank that is waited for, or -1, or kDone.
   int advance(const Task& task, int polls) {
     return task.is_done() ? kDone : advance_lane_of(task, polls);
@@ -146,6 +152,7 @@ class Background {
   bool drive(Lane& lane, int polls, Extent extent, bool is_callers = false) noexcept;
   bool go_on(Lane& lane, int polls, Extent extent, bool is_callers) noexcept;
   void add_busy(Lane& lane);
+  void note_first_look(Task& task);
   Lane& next_lane(bool meets);
   void enqueue(Task& task, Lane& lane);
   bool launch(Lane& lane, Task& task);
@@ -167,6 +174,7 @@ class Background {
   std::uint64_t posts_ = 0;
   std::atomic<const Task*> last_started_{nullptr};  // may be gone; others look without the lock
   std::atomic<int> turning_lanes_{0};
+  std::atomic<bool> is_left_alone_{false};  // the last task for a device that was looked at
   bool has_helper_ = false;
   std::vector<Served> served_before_;  // by lanes that are gone
   std::string failure_;

@@ -824,6 +824,7 @@ void Communicator::fetch(Task& task) {
 
 bool Communicator::test(Task& task) {
   task.is_waited_for_at_once_ = false;
+  if (background_) background_->look_at(task);
   if (!task.is_done() && background_->advance(task, 0) != kDone) {
     drive();
     if (!task.is_done()) {
@@ -859,7 +860,10 @@ void Communicator::look_after(Task& task, double waited) {
 }
 
 void Communicator::wait(Task& task) {
-  if (background_) task.is_waited_for_at_once_ = background_->is_last_started(task);
+  if (background_) {
+    task.is_waited_for_at_once_ = background_->is_last_started(task);
+    background_->look_at(task);
+  }
   if (background_ && background_->advance(task, spin_) != kDone) {
     try {
       wait_until([&](int polls) { return background_->advance(task, polls); },
