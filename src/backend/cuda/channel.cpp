@@ -29,14 +29,18 @@ struct Hello {
   CUipcMemHandle handle;
 };
 
+bool has_mps() {
+  const char* const pipe = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  return ::access(pipe != nullptr ? pipe : "/tmp/nvidia-mps", F_OK) == 0;
+}
+
 /// Under MPS, kernels of several processes share the multiprocessors, and a block that has none
 /// waits until one is free. Disjoint communicators' kernels could keep each other's blocks out for
 /// ever, in another order on every GPU. Gives how many kernels there may be on this GPU at a time,
 /// so that each takes its part only: any other communicator in a call has two ranks at least.
 /// Without MPS the GPU takes processes in turns.
 int neighbours(int size) {
-  const char* const pipe = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
-  if (::access(pipe != nullptr ? pipe : "/tmp/nvidia-mps", F_OK) != 0) return 1;
+  if (!has_mps()) return 1;
   int ranks = 0;  // on this node
   for (const char* name : {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE",
                            "MV2_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE"})
@@ -220,6 +224,10 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     channel->max_blocks_ = std::max(1, channel->max_blocks_ / most);
     mine.memory /= static_cast<std::size_t>(most);
     devices = channel->size_;
+    if (most > 1 && !has_mps() && channel->rank_ == 0)
+      log_once(Config::Log::warn,
+               "TRIB_SHARED_GPU=all without MPS: ranks that share a GPU wait for its turns, some "
+               "milliseconds in every call");
   }
   channel->wanted_inbox_bytes_ = large_inbox_bytes(mine.memory);
   if (devices > kMaxRanks) {
