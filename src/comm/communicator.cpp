@@ -524,7 +524,11 @@ void Communicator::settle_devices() {
     signature.collective = static_cast<std::uint8_t>(Collective::allreduce);
     signature.hash = 2;
     channel_->announce(signature);
-    const std::int32_t has_posted = posted_on_device_ != nullptr ? 1 : 0;
+    // The program may have freed it.
+    const std::int32_t has_posted =
+        posted_on_device_ != nullptr && is_beyond_host(devices_.backend->where(posted_on_device_))
+            ? 1
+            : 0;
     if (add_words(Collective::allreduce, 0, has_posted) < group_.size) return;
     open_device(posted_on_device_);
     if (devices_.channel) meets_ = true;

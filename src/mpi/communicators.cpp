@@ -208,22 +208,25 @@ void ask_to_settle(Member& member) {
   member.wants_to_settle = true;
 }
 
-void prepare_background(Member& member) {
+void prepare_background(Member& member, bool all_meet) {
+  Communicator* const its =
+      member.declined || member.is_passed_by ? nullptr : member.communicator.get();
+  const bool is_for_devices = its != nullptr && its->can_post() && its->wants_to_settle();
+  if (is_for_devices && !all_meet) return;  // in another call
   if (member.wants_to_settle) --wanting;
   member.wants_to_settle = false;
-  if (member.declined || member.is_passed_by || !member.communicator) return;
-  if (!member.communicator->can_post())
-    do_or_fail(member, [&] { member.has_no_background = !member.communicator->open_background(); });
-  else if (member.communicator->wants_to_settle())
-    do_or_fail(member, [&] { member.communicator->settle_devices(); });
+  if (is_for_devices)
+    its->settle_devices();
+  else if (its != nullptr && !its->can_post())
+    do_or_fail(member, [&] { member.has_no_background = !its->open_background(); });
 }
 
-void settle_slowly(MPI_Comm comm) noexcept {
+void settle_slowly(MPI_Comm comm, bool all_meet) noexcept {
   try {
     Member* const member = find_member(comm);
     if (!member || !member->wants_to_settle) return;
     make_member(comm);
-    prepare_background(*member);
+    prepare_background(*member, all_meet);
   } catch (const std::exception&) {
     // The next reduction reports it, as a call that is ours.
   }
@@ -244,7 +247,7 @@ void adopt(MPI_Comm parent, MPI_Comm child) noexcept {
     if (Member* const its = make_member(child)) {
       its->has_used_requests = member->has_used_requests;
       if (parent == MPI_COMM_WORLD) its->eager_children = kEagerGrandchildren;
-      prepare_background(*its);
+      prepare_background(*its, /*all_meet=*/true);
     }
   } catch (const std::exception&) {
     // As above.
@@ -256,7 +259,7 @@ void begin_world() noexcept {
     if (!library().is_ours || !is_world_running()) return;
     if (Member* const world = make_member(MPI_COMM_WORLD)) {
       if (world->communicator) world->eager_children = kEagerChildren;
-      prepare_background(*world);
+      prepare_background(*world, /*all_meet=*/true);
     }
   } catch (const std::exception&) {
     // As above.

@@ -107,6 +107,10 @@ struct Prototype {
   constexpr bool is_blocking_collective() const {
     return has('c') && !is_message() && !has('q') && !has('Q');
   }
+  /// A blocking collective that no rank can leave before all have come.
+  constexpr bool is_meeting_of_all() const {
+    return is_blocking_collective() && !has('@') && !has('o');
+  }
 };
 
 }  // namespace trib::mpi
