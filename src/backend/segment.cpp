@@ -23,6 +23,8 @@
 #include <mutex>
 #include <vector>
 
+#include "base/file.hpp"
+
 namespace trib {
 namespace {
 
@@ -104,24 +106,6 @@ void collapse(std::byte* region, std::size_t bytes) {
   ::madvise(region, bytes, MADV_COLLAPSE);  // otherwise it stays as it is
   errno = saved;
 }
-
-class File {
- public:
-  explicit File(int fd = -1) : fd_(fd) {}
-  ~File() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int get() const { return fd_; }
-  void reset(int fd) {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = fd;
-  }
-
- private:
-  int fd_;
-};
 
 constexpr char kPrefix[] = "tributary-";  // of names in /dev/shm
 

@@ -16,6 +16,7 @@ struct ProcessId {
   std::uint64_t numbering = 0;
 
   static ProcessId of_this();
+  bool operator==(const ProcessId&) const = default;
 };
 
 /// Whether /proc shows us `process`, should it be there.
