@@ -81,8 +81,8 @@ typedef struct trib_comm trib_comm;
 typedef void* trib_stream;
 
 /* An allgather that the caller supplies: `all` receives `bytes` bytes from each rank, in rank
- * order. Called by all ranks in the same order, only from within trib_comm_create and
- * trib_comm_destroy. Returns 0 on success. */
+ * order. Called by all ranks in the same order, only from within trib_comm_create,
+ * trib_comm_destroy and trib_register. Returns 0 on success. */
 typedef int (*trib_exchange)(void* context, const void* mine, void* all, size_t bytes);
 
 /* Collective. The communicator uses the calling thread's current CUDA context, whose device must
@@ -147,6 +147,28 @@ trib_result trib_allgather(const void* in, void* out, size_t count, trib_dtype d
  * ignored elsewhere. */
 trib_result trib_broadcast(const void* in, void* out, size_t count, trib_dtype dtype, int root,
                            trib_comm* comm, trib_stream stream);
+
+/* --------------------------------------------------------------------------- registered buffers
+ *
+ * Kernels of a call reach no user buffers but their own rank's, unless these were registered: then
+ * peers store results of trib_allreduce, where these are long enough for it to pay, into `out`
+ * directly. Nothing has to be registered; results are the same. */
+
+typedef struct trib_registration trib_registration;
+
+/* Collective: each rank registers memory of its own, all of them the same number of bytes. Memory
+ * that peers cannot map (pools, managed memory, what cuMemCreate made without a POSIX file handle)
+ * may be registered, too, on some ranks or on all, to no effect. From then on all ranks pass
+ * registered memory alike: if the `out` of a call lies in it on one rank, it does on all, at the
+ * same distance from the beginning of the same registration. A request uses what was registered
+ * when it was made: on all ranks, or on none. */
+trib_result trib_register(trib_comm* comm, void* buffer, size_t bytes,
+                          trib_registration** registration);
+
+/* All ranks do so between the same calls, before they free the memory, and before or after the
+ * communicator is destroyed. The calls that used it have been completed; requests and graphs made
+ * with it may be freed, but not started or replayed. Null is none. */
+trib_result trib_deregister(trib_registration* registration);
 
 /* ------------------------------------------------------------- persistent operations on a stream
  *

@@ -47,8 +47,9 @@ StreamCommunicator::StreamCommunicator(std::unique_ptr<Bootstrap> bootstrap, con
 }
 
 const StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
-                                                             std::vector<std::size_t> counts) {
-  PlanKey kind{call.collective, call.dtype, call.op, call.root, std::move(counts)};
+                                                             std::vector<std::size_t> counts,
+                                                             bool is_registered) {
+  PlanKey kind{call.collective, call.dtype, call.op, call.root, std::move(counts), is_registered};
   if (const auto found = plans_.find(kind); found != plans_.end()) return found->second;
   Plan plan;
   const std::vector<std::size_t>& parts = std::get<4>(kind);
@@ -63,8 +64,9 @@ const StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
   key.is_exact = is_exact(call.dtype);
   key.is_widened = is_widened(call.dtype);
   key.is_enqueued = true;
+  key.can_map = is_registered;
   const Choice choice = select(key, config_, &findings_);
-  Loaded& loaded = programs_[{call.collective, choice.algorithm, call.root}];
+  Loaded& loaded = programs_[{call.collective, choice.algorithm, call.root, choice.reach}];
   if (!loaded.program) {
     Shape shape;
     shape.collective = call.collective;
@@ -119,7 +121,8 @@ StreamCommunicator::Work StreamCommunicator::work_of(const Call& call) {
   if (total == 0) return work;
   // Kernels count a chunk's elements in 32 bits.
   if (total > UINT32_MAX) throw Error(Code::argument, "more than 2^32 - 1 elements in one call");
-  const Plan& plan = plan_for(call, std::move(counts));
+  work.mapped = find_registered(call, total * bytes(call.dtype));
+  const Plan& plan = plan_for(call, std::move(counts), !work.mapped.empty());
   work.program = plan.loaded->program.get();
   work.arguments = plan.arguments;
   work.arguments.in = call.in;
@@ -131,6 +134,55 @@ StreamCommunicator::Work StreamCommunicator::work_of(const Call& call) {
   return work;
 }
 
+/// Where all ranks' `out` is, for a call that is to deliver results there; otherwise nothing.
+std::vector<MappedBuffers> StreamCommunicator::find_registered(const Call& call,
+                                                               std::size_t bytes) {
+  if (call.collective != Collective::allreduce) return {};
+  const auto out = reinterpret_cast<std::uintptr_t>(call.out);
+  for (const auto& known : registrations_) {
+    const std::shared_ptr<Registration> registration = known.lock();
+    if (!registration || out < registration->begin ||
+        registration->begin + registration->bytes < out + bytes)
+      continue;
+    std::vector<MappedBuffers> mapped;
+    for (const MappedBuffers& its : registration->mapped)
+      mapped.push_back({nullptr, static_cast<std::byte*>(its.in) + (out - registration->begin)});
+    if (!mapped.empty()) mapped[static_cast<std::size_t>(rank_)].in = const_cast<void*>(call.in);
+    return mapped;
+  }
+  return {};
+}
+
+std::shared_ptr<StreamCommunicator::Registration> StreamCommunicator::enroll(void* buffer,
+                                                                             std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  expect_usable();
+  auto registration = std::make_shared<Registration>();
+  registration->begin = reinterpret_cast<std::uintptr_t>(buffer);
+  registration->bytes = bytes;
+  // What is wrong on one rank is told to all: none waits for another.
+  const std::size_t mine = buffer != nullptr ? bytes : 0;
+  std::vector<std::size_t> all(static_cast<std::size_t>(size_), mine);
+  if (size_ > 1) bootstrap_->exchange(&mine, all.data(), sizeof mine);
+  for (int rank = 0; rank < size_; ++rank) {
+    const std::size_t its = all[static_cast<std::size_t>(rank)];
+    if (its == 0)
+      throw Error(Code::argument,
+                  "rank " + std::to_string(rank) + " registers null, or nothing: bytes is 0");
+    if (its != all[0])
+      throw Error(Code::argument, "rank 0 registers " + std::to_string(all[0]) + " bytes, rank " +
+                                      std::to_string(rank) + " " + std::to_string(its));
+  }
+  if (size_ == 1) return registration;
+  ShownBuffers buffers;
+  if (device_->where(buffer) == Memory::device) buffers = {buffer, nullptr, bytes, 0};
+  registration->hold = device_->hold(buffers, registration->mapped);
+  if (!registration->hold) registration->mapped.clear();
+  std::erase_if(registrations_, [](const auto& known) { return known.expired(); });
+  registrations_.push_back(registration);
+  return registration;
+}
+
 void StreamCommunicator::launch(Work work, Stream stream) {
   if (work.program == nullptr) {
     if (work.copied > 0)
@@ -138,6 +190,7 @@ void StreamCommunicator::launch(Work work, Stream stream) {
     return;
   }
   work.arguments.stream = stream;
+  work.arguments.mapped = work.mapped.data();
   try {
     work.program->launch(work.arguments);
   } catch (const Error& error) {

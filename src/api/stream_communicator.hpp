@@ -40,6 +40,17 @@ class StreamCommunicator {
     const void* in = nullptr;
     void* out = nullptr;
   };
+  /// Memory of each rank, in this process's addresses; where it cannot be mapped, only its own. As
+  /// long as it lives, calls deliver results into it.
+  struct Registration {
+    std::uintptr_t begin = 0;
+    std::size_t bytes = 0;
+    std::vector<MappedBuffers> mapped;  ///< their `in`, of each rank; or empty
+    std::shared_ptr<void> hold;
+  };
+  /// Collective. Throws Error, on all ranks alike.
+  std::shared_ptr<Registration> enroll(void* buffer, std::size_t bytes);
+
   /// Returns once the work is enqueued. Any thread. Throws Error where that shows at once.
   void enqueue(const Call& call, Stream stream);
 
@@ -48,7 +59,8 @@ class StreamCommunicator {
   struct Work {
     Program* program = nullptr;  ///< null: nothing needs to go to other ranks
     Arguments arguments;
-    std::size_t copied = 0;  ///< bytes from `in` to `out`, without a program
+    std::size_t copied = 0;             ///< bytes from `in` to `out`, without a program
+    std::vector<MappedBuffers> mapped;  ///< where results are delivered, if they are
   };
   /// Does all that can be done before the call: enqueues nothing, and asks no peer. Any thread.
   Work prepare(const Call& call);
@@ -73,9 +85,10 @@ class StreamCommunicator {
     std::vector<std::size_t> chunk_begin;
     Arguments arguments;
   };
-  using PlanKey = std::tuple<Collective, Dtype, Op, int, std::vector<std::size_t>>;
+  using PlanKey = std::tuple<Collective, Dtype, Op, int, std::vector<std::size_t>, bool>;
 
-  const Plan& plan_for(const Call& call, std::vector<std::size_t> counts);
+  const Plan& plan_for(const Call& call, std::vector<std::size_t> counts, bool is_registered);
+  std::vector<MappedBuffers> find_registered(const Call& call, std::size_t bytes);
   Work work_of(const Call& call);
   void launch(Work work, Stream stream);
   void expect_usable();
@@ -96,8 +109,9 @@ class StreamCommunicator {
   std::optional<Error> failure_;  // the first one
   int looked_at_ = 0;
   std::uint64_t position_ = 0;
-  std::map<std::tuple<Collective, const Algorithm*, int>, Loaded> programs_;
+  std::map<std::tuple<Collective, const Algorithm*, int, Reach>, Loaded> programs_;
   std::map<PlanKey, Plan> plans_;
+  std::vector<std::weak_ptr<Registration>> registrations_;
 };
 
 }  // namespace trib

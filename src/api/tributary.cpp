@@ -22,6 +22,10 @@ struct trib_request {
   bool is_freed = false;
 };
 
+struct trib_registration {
+  std::shared_ptr<trib::StreamCommunicator::Registration> impl;
+};
+
 namespace trib {
 namespace {
 
@@ -329,6 +333,20 @@ trib_result trib_broadcast_init(const void* in, void* out, size_t count, trib_dt
   return init(
       comm, dtype, TRIB_SUM, request,
       {.collective = Collective::broadcast, .root = root, .count = count, .in = in, .out = out});
+}
+
+trib_result trib_register(trib_comm* comm, void* buffer, size_t bytes,
+                          trib_registration** registration) {
+  return guarded([&] {
+    if (registration == nullptr) trib::wrong("registration is null");
+    *registration = nullptr;
+    if (comm == nullptr) trib::wrong("comm is null");
+    *registration = new trib_registration{comm->impl->enroll(buffer, bytes)};
+  });
+}
+
+trib_result trib_deregister(trib_registration* registration) {
+  return guarded([&] { delete registration; });
 }
 
 trib_result trib_start(trib_request* request, trib_stream stream) {

@@ -46,6 +46,13 @@ struct MappedBuffers {
   void* out = nullptr;
 };
 
+/// What a rank shows of its own buffers. Null: nothing.
+struct ShownBuffers {
+  const void* in = nullptr;
+  const void* out = nullptr;
+  std::size_t in_bytes = 0, out_bytes = 0;
+};
+
 /// What a program has worked out beforehand for calls that differ in nothing but their buffers.
 class Binding {
  public:
@@ -104,6 +111,7 @@ struct Card {
   std::uint64_t in_at = SharedHeap::kNowhere, out_at = SharedHeap::kNowhere;
   std::uint64_t in_block = 0, out_block = 0;  ///< zero: there is none, or it is not shown
   bool is_reached = true;  ///< whether this rank can map what it needs of what others have shown
+  bool is_settled = true;  ///< its buffers may be read and written by peers' kernels
 };
 
 /// A rank shows at most so many allocations at a time; number n takes the place of n -
@@ -263,15 +271,24 @@ class DeviceChannel {
   virtual bool can_map() const { return false; }
   /// For shared devices, or buffers that all ranks are to map, before a meeting: adds to the card
   /// what others have to know of this rank's buffers.
-  virtual void show(Card& card, const void* in, const void* out) {
-    (void)card, (void)in, (void)out;
-  }
+  virtual void show(Card& card, const ShownBuffers& buffers) { (void)card, (void)buffers; }
   /// The same, after the meeting on `met`: where the buffers are. False: some cannot be reached.
   virtual bool reach(const HostChannel& met, const void* in, void* out,
                      std::vector<MappedBuffers>& mapped) {
     (void)met, (void)in, (void)out, (void)mapped;
     return true;
   }
+  /// Collective: maps buffers of all ranks, as if they had been shown and reached, for as long as
+  /// the token lives; as the program keeps them. Null (on all ranks alike): some cannot be mapped,
+  /// or some rank shows none. What kernels of this rank may be using is left as it is.
+  virtual std::shared_ptr<void> hold(const ShownBuffers& buffers,
+                                     std::vector<MappedBuffers>& mapped) {
+    (void)buffers, (void)mapped;
+    return nullptr;
+  }
+  /// Whether peers' kernels may use buffers of this rank: the program has nothing under way on its
+  /// default stream. May wait for that a little.
+  virtual bool is_settled() const { return true; }
   /// In calls that do without: lets go of what others have shown, and their programs have freed.
   virtual void tidy_up() {}
   /// To be called while the peers have not all posted a call yet: finds out what its launch will

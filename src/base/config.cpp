@@ -225,7 +225,7 @@ const std::vector<Setting>& settings() {
       choice("TRIB_SHARED_GPU", &Config::shared_gpu, {"leader", "all"}, true,
              "which of the ranks that share a GPU launch kernels that wait for others: leader: one, for all of them, in blocking calls alone; all: each, as if it had a GPU to itself, on streams too, with no more blocks than all fit there with; wants MPS, since a GPU takes processes in turns without it"),
       choice("TRIB_MAP", &Config::map, {"auto", "off", "always", "results"}, true,
-             "whether kernels read and write the buffers of all GPUs themselves, in blocking reductions: auto: where that is known to pay and nothing else is asked for; always: wherever it is possible; results: only results go straight to other GPUs' buffers; off: nowhere"),
+             "whether kernels read and write the buffers of all GPUs themselves, in blocking and persistent reductions, and those on a stream into registered buffers: auto: where that is known to pay and nothing else is asked for; always: wherever it is possible; results: only results go straight to other GPUs' buffers; off: nowhere"),
       choice("TRIB_PROTOCOL", &Config::protocol, {"auto", "packet", "simple"}, true,
              "how GPUs tell each other that data is there: packet: in every 8 bytes; simple: by a flag that follows"),
       choice("TRIB_ENGINE", &Config::engine, {"auto", "kernel", "copy", "gemv"}, true,

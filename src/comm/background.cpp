@@ -157,16 +157,19 @@ class Helper {
     of_helper.is_this = true;
     int idle = 0;
     for (std::uint64_t seen = 0;;) {
+      // Before the look for tasks: one that comes later asks anew.
+      bool is_urgent = is_urgent_.exchange(false, std::memory_order_acquire);
       if (!Background::is_any_under_way()) {
         of_helper.has_moved = false;
-        is_urgent_.store(false, std::memory_order_relaxed);
         sleep(++idle > kIdleTicks || is_eager_ ? kLongTick : kTick, /*has_task=*/false);
         continue;
       }
       idle = 0;
       if (!is_eager_) {
-        if (!of_helper.has_moved) sleep(kTick, /*has_task=*/true);
-        const bool is_urgent = is_urgent_.exchange(false, std::memory_order_relaxed);
+        if (!of_helper.has_moved && !is_urgent) {
+          sleep(kTick, /*has_task=*/true);
+          is_urgent = is_urgent_.exchange(false, std::memory_order_acquire);
+        }
         const std::uint64_t now = looks.load(std::memory_order_relaxed);
         if (now != seen && !is_urgent) {
           seen = now;
@@ -247,7 +250,7 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
     bootstrap_.exchange(&mine, all.data(), 1);
     return true;
   }
-  const Route route = task.meets_             ? Route::staged
+  const Route route = task.meets_             ? Route::staged  // of what is left to the host
                       : !task.mapped_.empty() ? Route::mapped
                                               : Route::host;
   // To the bits of a blocking call.
@@ -286,6 +289,10 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
         lane->plans.path(own, Route::device, *way, devices_.channel.get());
       else if (task.meets_)
         lane->plans.path(own, Route::device, group_.findings(), devices_.channel.get());
+      if (task.meets_ && !task.mapped_.empty() &&
+          !lane->plans.can_use(own, Route::device_mapped, group_.findings(),
+                               devices_.channel.get()))
+        task.mapped_.clear();
       task.lane_ = lane.get();
       task.own_lane_ = std::move(lane);
       const std::lock_guard lock(lock_);
@@ -387,7 +394,9 @@ void Background::enqueue(Task& task, Lane& lane) {
       has_helper_ = true;
       Helper::get(/*is_eager=*/false);
     }
-    if (task.meets_ && is_left_alone_.load(std::memory_order_relaxed) && !group_.is_crowded)
+    const bool is_launched = lane.operation != nullptr && lane.operation->is_guessing();
+    if (task.meets_ && !is_launched && is_left_alone_.load(std::memory_order_relaxed) &&
+        !group_.is_crowded)
       Helper::get(/*is_eager=*/false).hurry();
   }
 }
@@ -419,7 +428,9 @@ bool Background::launch(Lane& lane, Task& task) {
     lane.has_begun = true;
     if (task.meets_) {
       task.call_.begin();
-      lane.channel->present(devices_.card(task.request_, task.call_));
+      Card card = devices_.card(task.request_, task.call_);
+      card.is_settled = task.mapped_.empty() || devices_.channel->is_settled();
+      lane.channel->present(card);
       if (task.call_.is_first()) devices_.channel->look_ahead();
     }
   }
@@ -430,6 +441,9 @@ bool Background::launch(Lane& lane, Task& task) {
     route = devices_.route(*lane.channel, group_.size, task.request_, lane.plan->signature.count);
     if (route != Route::device) task.call_.end();
     if (route == Route::staged) stage(task);
+    if (route == Route::device && !task.mapped_.empty() &&
+        Devices::are_settled(*lane.channel, group_.size))
+      route = Route::device_mapped;
   }
   Path& path = lane.plans.path(*lane.plan, route, *task.findings_, devices_.channel.get());
   path.arguments.in = task.in_;

@@ -51,8 +51,9 @@ class Task {
   bool meets_ = false;                  // ranks meet before it: its buffers may be on devices
   bool is_staged_ = false;              // persistent: some rank's are, and it does not run there
   bool is_waited_for_at_once_ = false;  // persistent: the last time nothing else began in between
-  std::vector<MappedBuffers> mapped_;   // persistent: of all ranks, for Route::mapped; or empty
-  DeviceCall call_;                     // from then on
+  std::vector<MappedBuffers> mapped_;  // persistent: of all ranks, where these are mapped; or empty
+  std::shared_ptr<void> hold_;         // persistent: while devices are to have them mapped
+  DeviceCall call_;                    // from then on
   std::shared_ptr<const Findings> findings_;  // when it was asked for
   Lane* lane_ = nullptr;
   std::unique_ptr<Lane> own_lane_;  // persistent
@@ -97,6 +98,12 @@ class Background {
 
   /// Gives the task copies of its buffers that are on a device.
   void stage(Task& task);
+  /// Runs `change` while nobody drives the lanes.
+  template <class Change>
+  void while_still(Change&& change) {
+    const std::lock_guard lock(lock_);
+    change();
+  }
   /// Nonblocking: the next lane that has its turn takes `task`.
   void post(Task& task);
   /// The next lane that has its turn takes note of a reduction in which there is nothing to do, or

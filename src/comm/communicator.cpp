@@ -281,22 +281,39 @@ void Communicator::meet(const Card& card, bool looks_ahead) {
 Card Communicator::device_card(const Request& request, const Plan& plan, const DeviceCall& call) {
   Card card = devices_.card(request, call);
   if (!devices_.channel) return card;
-  const auto in = reinterpret_cast<std::uintptr_t>(request.in);
-  const auto out = reinterpret_cast<std::uintptr_t>(request.out);
-  const bool is_scattered = is_scatter(request.collective);
-  // Kernels that write a scattered result over what they have yet to read keep it aside; not so for
-  // several ranks, nor where peers read it.
-  const bool is_in_the_way = is_scattered && out < in + plan.bytes && in < out + plan.out_bytes;
   if (devices_.are_shared) {
-    if (is_in_the_way) card.is_contended = true;
-    devices_.channel->show(card, request.in, request.out);
+    if (is_in_the_way(request, plan)) card.is_contended = true;
+    devices_.channel->show(card, buffers_of(request, plan));
   } else if (may_map(plan)) {
-    const bool is_aligned = (in | out) % kDeviceUnit == 0;
-    // Scattered results are stored by their own rank.
-    if (!is_in_the_way && (is_aligned || group_.config.map != Config::Map::automatic))
-      devices_.channel->show(card, request.in, is_scattered ? nullptr : request.out);
+    const ShownBuffers buffers = mappable_buffers(request, plan);
+    if (buffers.in != nullptr) devices_.channel->show(card, buffers);
   }
   return card;
+}
+
+/// Kernels that write a scattered result over what they have yet to read keep it aside; not so for
+/// several ranks, nor where peers read it.
+bool Communicator::is_in_the_way(const Request& request, const Plan& plan) const {
+  const auto in = reinterpret_cast<std::uintptr_t>(request.in);
+  const auto out = reinterpret_cast<std::uintptr_t>(request.out);
+  return is_scatter(request.collective) && out < in + plan.bytes && in < out + plan.out_bytes;
+}
+
+ShownBuffers Communicator::buffers_of(const Request& request, const Plan& plan) const {
+  return {request.in, request.out, plan.bytes, plan.out_bytes_of(group_.rank)};
+}
+
+/// Those that kernels of other devices are to work on, or none.
+ShownBuffers Communicator::mappable_buffers(const Request& request, const Plan& plan) const {
+  const bool is_aligned = (reinterpret_cast<std::uintptr_t>(request.in) |
+                           reinterpret_cast<std::uintptr_t>(request.out)) %
+                              kDeviceUnit ==
+                          0;
+  if (is_in_the_way(request, plan) || (!is_aligned && group_.config.map == Config::Map::automatic))
+    return {};
+  ShownBuffers buffers = buffers_of(request, plan);
+  if (is_scatter(request.collective)) buffers.out = nullptr;  // stored by their own rank
+  return buffers;
 }
 
 /// Whether kernels are to work on the buffers of all ranks, if these can be mapped. The same on all
@@ -366,15 +383,19 @@ bool Communicator::may_share(const Level& device_of, std::string& why) const {
 /// Collective. `pointer`: into memory of this rank's device.
 void Communicator::open_device(const void* pointer) {
   std::string why;
-  devices_.channel = devices_.backend->open(*bootstrap_, group_.config, pointer, why);
-  if (devices_.channel) {
-    const Level& device_of = devices_.channel->device_of();
+  auto channel = devices_.backend->open(*bootstrap_, group_.config, pointer, why);
+  if (channel) {
+    const Level& device_of = channel->device_of();
     if (device_of.empty() || may_share(device_of, why)) {
       devices_.are_shared = !device_of.empty();
       group_.set_device_of(device_of);
+      const auto show = [&] { devices_.channel = std::move(channel); };
+      if (background_)
+        background_->while_still(show);  // it may be looking, in another thread
+      else
+        show();
       return adopt(Key::Place::device);
     }
-    devices_.channel.reset();
   }
   devices_.are_refused = true;
   if (group_.rank == 0)
@@ -479,7 +500,8 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
 }
 
 void Communicator::check_time(int peer, double waited) const {
-  if (group_.config.timeout > 0 && waited > group_.config.timeout)
+  if (group_.config.timeout > 0 && waited > group_.config.timeout &&
+      !is_patient_.load(std::memory_order_relaxed))
     throw Error(Code::timeout,
                 "rank " + std::to_string(peer) +
                     " did not arrive within TRIB_TIMEOUT=" + seconds(group_.config.timeout) + " s");
@@ -518,8 +540,10 @@ bool is_time_to_settle(std::uint64_t posts) {
 void Communicator::settle_devices() {
   check_usable();
   wants_to_settle_ = false;
-  if (devices_.channel || devices_.are_refused) return;
+  if (is_settled()) return;
   try {
+    // The call that this is a part of may wait as long as it likes: it is not ours.
+    is_patient_ = true;
     Signature signature;
     signature.collective = static_cast<std::uint8_t>(Collective::allreduce);
     signature.hash = 2;
@@ -529,8 +553,13 @@ void Communicator::settle_devices() {
         posted_on_device_ != nullptr && is_beyond_host(devices_.backend->where(posted_on_device_))
             ? 1
             : 0;
-    if (add_words(Collective::allreduce, 0, has_posted) < group_.size) return;
-    open_device(posted_on_device_);
+    const bool have_all = add_words(Collective::allreduce, 0, has_posted) == group_.size;
+    is_patient_ = false;
+    if (!have_all) return;
+    if (!devices_.channel) {
+      open_device(posted_on_device_);
+      if (devices_.are_shared) plans_->forget();
+    }
     if (devices_.channel) meets_ = true;
   } catch (...) {
     fail();
@@ -540,7 +569,7 @@ void Communicator::settle_devices() {
 void Communicator::post(Task& task, const Request& request) {
   check_usable();
   if (may_use_devices_ && is_time_to_settle(++posts_)) [[unlikely]]
-    wants_to_settle_ = !devices_.channel && !devices_.are_refused;
+    wants_to_settle_ = !is_settled();
   task.request_ = request;
   task.request_.form = Form::nonblocking;
   std::size_t count = request.count;
@@ -593,7 +622,11 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request, const Hints&
     wait_for_ranks(step, 1);
     settle(*task);
     std::optional<Choice> way;
-    if (task->mapped_.empty()) way = tune_for(task->request_, task->meets_, hints);
+    if (task->meets_ || task->mapped_.empty()) way = tune_for(task->request_, task->meets_, hints);
+    if (way && task->meets_) {
+      task->mapped_.clear();
+      task->hold_.reset();
+    }
     task->findings_ = group_.shared_findings();
     if (!background_)
       background_ = std::make_unique<Background>(group_, *channel_, *bootstrap_, devices_);
@@ -641,7 +674,21 @@ void Communicator::settle(Task& task) {
   task.may_turn_ =
       std::all_of(all.begin(), all.end(), [](const Part& part) { return part.may_turn; });
   const auto card_of = [&](int rank) { return all[static_cast<std::size_t>(rank)].card; };
-  if (task.meets_ || !plan.is_mappable || !map(plan, card_of, task.mapped_)) task.mapped_.clear();
+  if (task.meets_)
+    hold(task, plan);
+  else if (!plan.is_mappable || !map(plan, card_of, task.mapped_))
+    task.mapped_.clear();
+}
+
+/// Collective: lets kernels of all devices use the task's buffers, if they gain by it.
+void Communicator::hold(Task& task, const Plan& plan) {
+  if (!may_map(plan)) return;
+  const Request& request = task.request_;
+  ShownBuffers buffers = mappable_buffers(request, plan);
+  const bool is_mine = devices_.where(request.in, request.dtype) == Memory::device;
+  if (!is_mine) buffers = {};
+  task.hold_ = devices_.channel->hold(buffers, task.mapped_);
+  if (!task.hold_) task.mapped_.clear();
 }
 
 /// Collective: whether it may run on the ranks' devices.
@@ -804,7 +851,7 @@ inline void Communicator::stage(Task& task) {
     }
   }
   background_->stage(task);
-  if (task.in_ != request.in) posted_on_device_ = request.in;
+  posted_on_device_ = task.in_ != request.in ? request.in : nullptr;
 }
 
 /// What is left to do once `task` is done.
@@ -841,6 +888,7 @@ bool Communicator::test(Task& task) {
 }
 
 void Communicator::look_after(Task& task, double waited) {
+  if (background_) background_->look_at(task);
   const auto now = coarse_now();
   if (task.tested_ == Clock::time_point{}) task.tested_ = now;
   // Programs may test all the time, or seldom.

@@ -139,10 +139,14 @@ class Communicator {
   Route meet(Card& card, const Request& request, const Plan& plan, const DeviceCall& call);
   Card device_card(const Request& request, const Plan& plan, const DeviceCall& call);
   bool may_map(const Plan& plan) const;
+  ShownBuffers buffers_of(const Request& request, const Plan& plan) const;
+  ShownBuffers mappable_buffers(const Request& request, const Plan& plan) const;
+  bool is_in_the_way(const Request& request, const Plan& plan) const;
   bool reach(Card& card, const Request& request, Plan& plan, Route route);
   void open_device(const void* pointer);
   bool may_share(const Level& device_of, std::string& why) const;
   void settle(Task& task);
+  void hold(Task& task, const Plan& plan);
   bool settle_on_device(const Request& request, Plan& plan, const std::vector<Part>& parts);
   Card heap_card(const Request& request, const Plan& plan) const;
   template <class CardOf>
@@ -168,6 +172,8 @@ class Communicator {
   static bool is_nap_due();
   static void yield_and_look();
   void check_time(int peer, double waited) const;
+  /// Whether it is known if devices serve nonblocking reductions.
+  bool is_settled() const { return devices_.are_refused || (devices_.channel && meets_); }
   void count_empty(const Request& request);
   [[noreturn]] void fail();
   [[noreturn]] void fail(const Error& error);
@@ -195,6 +201,7 @@ class Communicator {
   const void *seen_in_ = nullptr,
              *seen_out_ = nullptr;  // as Plan's, of what goes on in the background
   std::uint64_t posts_ = 0;
+  std::atomic<bool> is_patient_{false};                     // waits have no limit
   bool may_use_devices_ = false, wants_to_settle_ = false;  // the same on all ranks
   const void* posted_on_device_ = nullptr;                  // a buffer of the last such post
   std::unique_ptr<Background> background_;  // from open_background() or prepare() on

@@ -73,6 +73,12 @@ bool Devices::are_mappable(const HostChannel& met, int size, const Request& requ
   return true;
 }
 
+bool Devices::are_settled(const HostChannel& met, int size) {
+  for (int rank = 0; rank < size; ++rank)
+    if (!met.card(rank).is_settled) return false;
+  return true;
+}
+
 bool Devices::has_news(const HostChannel& met, int size) {
   news_.clear();
   blocks_.resize(static_cast<std::size_t>(size));

@@ -62,6 +62,9 @@ struct Devices {
   // Shared devices, and buffers that are to be mapped: allocations are known by their numbers on
   // the cards.
 
+  /// Whether peers' kernels may use buffers of all ranks, as the cards of a meeting on `met` say.
+  static bool are_settled(const HostChannel& met, int size);
+
   /// Whether the cards of a meeting on `met` name all the memory that peers' kernels are to reach.
   bool are_mappable(const HostChannel& met, int size, const Request& request) const;
 

@@ -164,8 +164,8 @@ Key Plans::key_of(const Plan& plan, Route route) const {
   key.can_copy = !has_no_copies_ && !key.shares_devices && plan.request.form == Form::blocking;
   key.can_gemv = key.can_copy && !has_no_gemv_ && plan.request.op == Op::sum &&
                  (plan.request.dtype == Dtype::f32 || plan.request.dtype == Dtype::f64);
-  key.can_map =
-      route == Route::device_mapped && !key.shares_devices && plan.request.form == Form::blocking;
+  key.can_map = route == Route::device_mapped && !key.shares_devices &&
+                plan.request.form != Form::nonblocking;
   key.is_exact = is_exact(plan.request.dtype);
   key.is_widened = is_widened(plan.request.dtype);
   return key;
@@ -300,9 +300,13 @@ void Plans::do_without(Engine engine, Plan& plan) {
   forget(plan);
 }
 
+void Plans::forget() {
+  for (Plan& plan : plans_) plan.is_made = false;
+}
+
 /// All plans, and all paths of `plan`.
 void Plans::forget(Plan& plan) {
-  for (Plan& other : plans_) other.is_made = false;
+  forget();
   for (Path& path : plan.paths) path.is_made = false;
   plan.is_made = true;
 }

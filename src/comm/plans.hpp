@@ -170,6 +170,8 @@ class Plans {
   /// What is known of the group has changed: all paths are made anew. `plan` stays a plan for what
   /// it was for.
   void forget(Plan& plan);
+  /// The same, between calls.
+  void forget();
 
   Key key_of(const Plan& plan, Route route) const;
   /// What the tables say.

@@ -38,8 +38,7 @@ int intercept(const Call& call, Original original) {
     if (!member || member->declined || member->wants_to_settle) [[unlikely]] {
       member = make_member(call.comm);
       if (!member) return mpis(call);  // the MPI says what is wrong
-      if (member->wants_to_settle)
-        prepare_background(*member, /*all_meet=*/call.collective != Collective::reduce);
+      if (member->wants_to_settle) prepare_background(*member, call.is_meeting_of_all());
       if (member->declined) return leave_to_mpi(call, *member, *member->declined, mpis);
     }
     check_set_up(*member);

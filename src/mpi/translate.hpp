@@ -25,6 +25,12 @@ struct Call {
   MPI_Info info = MPI_INFO_NULL;  ///< persistent
 
   bool operator==(const Call&) const = default;
+  /// No rank can leave it before all have come; for all that is known without a look at counts.
+  bool is_meeting_of_all() const {
+    return (collective == Collective::allreduce ||
+            collective == Collective::reduce_scatter_block) &&
+           count > 0;
+  }
 };
 
 /// Builds the tables of handles. Idempotent, any thread.

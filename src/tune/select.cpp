@@ -267,6 +267,7 @@ Choice device_choice(const Key& key, const Config& config, bool can_copy, bool c
   for (const DeviceRow& row : rows)
     if (key.size <= row.ranks && key.bytes <= row.bytes &&
         (row.reach == Reach::scratch || can_map) && (key.is_enqueued || !row.is_enqueued) &&
+        !(key.is_enqueued && row.reach == Reach::map) &&  // nobody knows whether peers are there
         (row.engine == Engine::kernel || (can_copy && is_reduction(key.collective))) &&
         is_foldable(*find_algorithm(row.algorithm), key, config))
       return {find_algorithm(row.algorithm),
@@ -319,7 +320,7 @@ Choice default_choice(const Key& key, const Config& config) {
   // Protocols are the kernels': who names one wants these.
   if (key.place == Key::Place::device) {
     const bool can_map = may_map(key, config);
-    if (can_map && config.map == Config::Map::always)
+    if (can_map && config.map == Config::Map::always && !key.is_enqueued)
       return {find_algorithm("two_shot"), Reach::map, kMappedSlice, Engine::kernel, false, 132};
     return device_choice(key, config,
                          key.can_copy && config.engine != Config::Engine::kernel &&
@@ -382,7 +383,9 @@ Choice select(const Key& key, const Config& config, const Findings* findings) {
       key.place != Key::Place::device)  // whose memory no system call reads
     choice.reach = Reach::attach;
   if (config.slice > 0) choice.slice_bytes = static_cast<std::size_t>(config.slice);
-  if (config.map == Config::Map::results && may_map(key, config) && !is_scatter(key.collective) &&
+  const bool is_delivered =
+      config.map == Config::Map::results || (config.map == Config::Map::always && key.is_enqueued);
+  if (is_delivered && may_map(key, config) && !is_scatter(key.collective) &&
       !is_driven_by_host(choice.engine)) {
     choice.reach = Reach::push;
     choice.is_packet = false;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "check.hpp"
 
@@ -67,6 +68,80 @@ class Gpu {
 
   void* driver_ = nullptr;
   int count_ = 0;
+};
+
+/// A range of addresses that is mapped by the program, as PyTorch's expandable segments are: pieces
+/// side by side that come and go one by one.
+class MappedMemory {
+ public:
+  static constexpr int kNoHandle = 0, kFile = 1;  // CUmemAllocationHandleType
+
+  /// `bytes` of each piece are rounded up.
+  MappedMemory(int pieces, std::size_t bytes, int handle_type) {
+    properties_.requested_handles = handle_type;
+    int device = 0;
+    CHECK(gpu_.call("cuCtxGetDevice", &device) == 0, "");
+    properties_.location.id = access_.location.id = device;
+    std::size_t unit = 0;
+    CHECK(gpu_.call("cuMemGetAllocationGranularity", &unit, &properties_, 0) == 0, "");
+    bytes_ = (bytes + unit - 1) / unit * unit;
+    memory_.resize(static_cast<std::size_t>(pieces));
+    CHECK(gpu_.call("cuMemAddressReserve", &address_, bytes_ * memory_.size(), std::size_t{0}, 0ull,
+                    0ull) == 0,
+          "");
+    for (int piece = 0; piece < pieces; ++piece) map(piece);
+  }
+  ~MappedMemory() {
+    for (std::size_t piece = 0; piece < memory_.size(); ++piece) unmap(static_cast<int>(piece));
+    CHECK(gpu_.call("cuMemAddressFree", address_, bytes_ * memory_.size()) == 0, "");
+  }
+  MappedMemory(const MappedMemory&) = delete;
+  MappedMemory& operator=(const MappedMemory&) = delete;
+
+  void* data() const { return reinterpret_cast<void*>(address_); }
+  std::size_t bytes() const { return bytes_ * memory_.size(); }
+  std::size_t piece_bytes() const { return bytes_; }
+  /// Other memory takes the place of a piece.
+  void replace(int piece) {
+    unmap(piece);
+    map(piece);
+  }
+
+ private:
+  struct Location {
+    int type, id;
+  };
+  /// CUmemAllocationProp and CUmemAccessDesc, as far as they are used here.
+  struct Properties {
+    int type, requested_handles;
+    Location location;
+    void* win32;
+    unsigned char flags[8];
+  };
+  struct Access {
+    Location location;
+    int flags;
+  };
+  void map(int piece) {
+    unsigned long long& memory = memory_[static_cast<std::size_t>(piece)];
+    CHECK(gpu_.call("cuMemCreate", &memory, bytes_, &properties_, 0ull) == 0, "");
+    CHECK(gpu_.call("cuMemMap", at(piece), bytes_, std::size_t{0}, memory, 0ull) == 0, "");
+    CHECK(gpu_.call("cuMemSetAccess", at(piece), bytes_, &access_, std::size_t{1}) == 0, "");
+  }
+  void unmap(int piece) {
+    CHECK(gpu_.call("cuMemUnmap", at(piece), bytes_) == 0, "");
+    CHECK(gpu_.call("cuMemRelease", memory_[static_cast<std::size_t>(piece)]) == 0, "");
+  }
+  unsigned long long at(int piece) const {
+    return address_ + static_cast<std::size_t>(piece) * bytes_;
+  }
+
+  Gpu& gpu_ = Gpu::get();
+  Properties properties_{1, 0, {1, 0}, nullptr, {}};  // pinned, on a device
+  Access access_{{1, 0}, 3};                          // read and write
+  std::size_t bytes_ = 0;
+  unsigned long long address_ = 0;
+  std::vector<unsigned long long> memory_;
 };
 
 /// Ends the program: all ranks say why and exit with 77, which launch.py hands on to CTest.

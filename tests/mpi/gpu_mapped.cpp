@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Kernels that work on the buffers of all GPUs: the bits of results in every collective, size and
 // place, buffers that come and go, memory that cannot be mapped, and calls of other kinds in
-// between. One rank per GPU, or TRIB_SHARED_GPU=all. With TRIB_MAP=always whatever can be mapped has to be.
+// between. One rank per GPU, or TRIB_SHARED_GPU=all. With TRIB_MAP=always whatever can be mapped
+// has to be.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -285,6 +286,41 @@ void many_at_once() {
   for (int* const buffer : buffers) gpu.free(buffer);
 }
 
+/// Memory that the program maps itself, in pieces: as long as all of a buffer's can be exported,
+/// whatever has come to stand in their place.
+void pieces() {
+  if (is_results) return;
+  constexpr int kPieces = 6;
+  const auto check = [](const std::string& by, bool is_expected, const char* what) {
+    CHECK(is_of_mapped(by) == (is_expected && can_map()), "%s: by %s", what, by.c_str());
+  };
+  MappedMemory memory(kPieces, 2 << 20, MappedMemory::kFile);
+  const std::size_t each = memory.piece_bytes() / sizeof(unsigned);
+  auto* const data = static_cast<unsigned*>(memory.data());
+  check(repeated_sums(data, each / 2), true, "a part of a piece");
+  check(repeated_sums(data + each / 2, each), true, "parts of two");
+  check(repeated_sums(data + each, 2 * each), true, "the same two and another one");
+  check(repeated_sums(data + each, each / 2), true, "a part of these");
+  for (int round = 0; round < 12; ++round) {
+    // Now and then on one rank alone.
+    if (round % 3 != 0 || rank == round % size) memory.replace(round % kPieces);
+    const std::size_t first = static_cast<std::size_t>(choose(3)) * each + 4;
+    check(repeated_sums(data + first, each + each / 2), true, "a piece was replaced");
+  }
+  MappedMemory without(2, 2 << 20, MappedMemory::kNoHandle);
+  check(repeated_sums(static_cast<unsigned*>(without.data()), each), false, "no handle");
+  // On one rank only, and a buffer in more pieces than go with a letter.
+  MappedMemory other(2, 2 << 20, rank == 0 ? MappedMemory::kNoHandle : MappedMemory::kFile);
+  check(repeated_sums(static_cast<unsigned*>(other.data()), each), false, "no handle on rank 0");
+  MappedMemory many(70, 1, MappedMemory::kFile);
+  if (many.piece_bytes() <= (2 << 20) && is_always)
+    check(repeated_sums(static_cast<unsigned*>(many.data()), many.bytes() / sizeof(unsigned)),
+          false, "70 pieces");
+  auto* const usual = static_cast<unsigned*>(Gpu::get().allocate(each * sizeof(unsigned)));
+  check(repeated_sums(rank == 0 ? usual : data, each), true, "of cudaMalloc on rank 0");
+  Gpu::get().free(usual);
+}
+
 /// Memory that has no handle, and other memory than the GPU's, on one rank at a time.
 void not_everywhere() {
   Gpu& gpu = Gpu::get();
@@ -412,6 +448,7 @@ int main(int argc, char** argv) {
   again_and_again();
   on_its_way();
   not_everywhere();
+  pieces();
   many_at_once();
   mixture();
   if (rank == 0) std::printf("%ld calls checked, %ld of them on mapped buffers\n", calls, mapped);

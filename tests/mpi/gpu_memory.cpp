@@ -72,40 +72,16 @@ void pool() {
 }
 
 void virtual_memory() {
-  // CUmemAllocationProp, as far as it is used here.
-  struct Properties {
-    int type, requested_handles;
-    struct {
-      int type, id;
-    } location;
-    void* win32;
-    struct {
-      unsigned char bytes[8];
-    } flags;
-  } properties{1, 0, {1, 0}, nullptr, {}};  // pinned, on a device
-  struct Access {
-    struct {
-      int type, id;
-    } location;
-    int flags;
-  } access{{1, 0}, 3};
-  Gpu& gpu = Gpu::get();
-  int device = 0;
-  CHECK(gpu.call("cuCtxGetDevice", &device) == 0, "");
-  properties.location.id = access.location.id = device;
-  std::size_t granularity = 0;
-  CHECK(gpu.call("cuMemGetAllocationGranularity", &granularity, &properties, 0) == 0, "");
-  const std::size_t bytes = (8u << 20) / granularity * granularity;
-  unsigned long long address = 0, handle = 0;
-  CHECK(gpu.call("cuMemAddressReserve", &address, bytes, std::size_t{0}, 0ull, 0ull) == 0, "");
-  CHECK(gpu.call("cuMemCreate", &handle, bytes, &properties, 0ull) == 0, "");
-  CHECK(gpu.call("cuMemMap", address, bytes, std::size_t{0}, handle, 0ull) == 0, "");
-  CHECK(gpu.call("cuMemSetAccess", address, bytes, &access, std::size_t{1}) == 0, "");
-  reduce(reinterpret_cast<float*>(address), bytes / 4, 3, "a virtual address range");
-  reduce(reinterpret_cast<float*>(address) + 1, 1001, 4, "a virtual address range");
-  CHECK(gpu.call("cuMemUnmap", address, bytes) == 0, "");
-  CHECK(gpu.call("cuMemRelease", handle) == 0, "");
-  CHECK(gpu.call("cuMemAddressFree", address, bytes) == 0, "");
+  for (const int handle_type : {MappedMemory::kNoHandle, MappedMemory::kFile}) {
+    MappedMemory memory(4, 2 << 20, handle_type);
+    auto* const data = static_cast<float*>(memory.data());
+    for (int round = 0; round < 6; ++round) {
+      reduce(data, memory.bytes() / 4, 3 + round, "a virtual address range");
+      reduce(data + 1, 1001, 4 + round, "a virtual address range");
+      reduce(data + memory.piece_bytes() / 4 - 500, 1001, round, "two pieces of a range");
+      if (round % 2 == 1) memory.replace(round / 2);
+    }
+  }
 }
 
 /// Kernels know short messages by the number of the run in every other word. Long vectors full of

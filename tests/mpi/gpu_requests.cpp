@@ -254,6 +254,77 @@ void persistent() {
   for (const auto& part : parts) MPI_Request_free(&part->request);
 }
 
+/// Long ones on buffers that stay, of cudaMalloc and of the program's own mapping: peers' kernels
+/// reach them directly. Blocking calls on other buffers in between take all places for buffers that
+/// are mapped, again and again; requests are freed while others are in use, on some ranks early.
+void registered() {
+  constexpr int kCount = 400000, kRequests = 8;
+  struct Large {
+    MPI_Request request = MPI_REQUEST_NULL;
+    float *in = nullptr, *out = nullptr;
+  };
+  Gpu& gpu = Gpu::get();
+  MappedMemory ranges(2 * kRequests, kCount * 4, MappedMemory::kFile);
+  std::vector<Large> all(kRequests);
+  std::vector<float> host(kCount);
+  const auto init = [&](int i) {
+    Large& one = all[static_cast<std::size_t>(i)];
+    const auto range = [&](int k) {
+      return static_cast<float*>(ranges.data()) +
+             static_cast<std::size_t>(2 * i + k) * ranges.piece_bytes() / 4;
+    };
+    one.in = i % 2 == 0 ? static_cast<float*>(gpu.allocate(kCount * 4)) : range(0);
+    one.out = i % 4 == 3   ? one.in
+              : i % 4 == 2 ? static_cast<float*>(gpu.allocate(kCount * 4))
+                           : range(1);
+    CHECK(MPI_Allreduce_init(one.in == one.out ? MPI_IN_PLACE : one.in, one.out, kCount, MPI_FLOAT,
+                             MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &one.request) == MPI_SUCCESS,
+          "");
+  };
+  const auto end = [&](int i) {
+    Large& one = all[static_cast<std::size_t>(i)];
+    MPI_Request_free(&one.request);
+    if (i % 2 == 0) gpu.free(one.in);
+    if (i % 4 == 2) gpu.free(one.out);
+  };
+  for (int i = 0; i < kRequests; ++i) init(i);
+  std::vector<float*> passing;
+  for (int round = 0; round < 60; ++round) {
+    for (int i = 0; i < kRequests; ++i) {
+      const int salt = round + i;
+      for (int k = 0; k < kCount; ++k) host[static_cast<std::size_t>(k)] = value(rank, k, salt);
+      gpu.copy(all[static_cast<std::size_t>(i)].in, host.data(), host.size() * 4);
+    }
+    for (const std::size_t i : own_order(all.size(), round)) MPI_Start(&all[i].request);
+    if (round % 3 == 0) {
+      passing.push_back(static_cast<float*>(gpu.allocate(kCount * 4)));
+      for (int again = 0; again < 4; ++again)
+        CHECK(MPI_Allreduce(MPI_IN_PLACE, passing.back(), kCount, MPI_FLOAT, MPI_MAX,
+                            MPI_COMM_WORLD) == MPI_SUCCESS,
+              "");
+    }
+    for (const std::size_t i : own_order(all.size(), round + 50)) {
+      MPI_Wait(&all[i].request, MPI_STATUS_IGNORE);
+      gpu.copy(host.data(), all[i].out, host.size() * 4);
+      for (int k = 0; k < kCount; ++k) {
+        float expected = 0;
+        for (int r = 0; r < size; ++r) expected += value(r, k, round + static_cast<int>(i));
+        CHECK(host[static_cast<std::size_t>(k)] == expected, "request %zu, round %d, element %d", i,
+              round, k);
+      }
+    }
+    if (round % 10 == 9) {
+      const int i = round / 10 % kRequests;
+      end(i);
+      // Another one, maybe at the same addresses.
+      if (rank % 2 == 0) gpu.free(gpu.allocate(1 << 20));
+      init(i);
+    }
+  }
+  for (int i = 0; i < kRequests; ++i) end(i);
+  for (float* const memory : passing) gpu.free(memory);
+}
+
 /// Starts that come when the kernel that lingers (50 us) is about to leave, waited for in one look
 /// after the other, some ranks a little early.
 void leaving_kernels() {
@@ -300,6 +371,7 @@ int main(int argc, char** argv) {
   late_peers();
 #if MPI_VERSION >= 4
   persistent();
+  registered();
   leaving_kernels();
 #endif
   if (rank == 0) std::printf("requests checked\n");

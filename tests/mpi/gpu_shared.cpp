@@ -184,6 +184,36 @@ void nothing_is_kept() {
   gpu.free(small);
 }
 
+/// Memory that the programs map themselves: kernels reach what can be exported.
+void mapped_memory() {
+  for (const int handle_type : {MappedMemory::kFile, MappedMemory::kNoHandle}) {
+    MappedMemory memory(3, 2 << 20, handle_type);
+    const std::size_t count = memory.bytes() / 4 - 1000;
+    std::vector<float> host(count);
+    for (int round = 0; round < 8; ++round) {
+      if (round % 2 == 1 && (round != 3 || rank == size - 1)) memory.replace(round % 3);
+      for (std::size_t i = 0; i < count; ++i)
+        host[i] = static_cast<float>((i + static_cast<std::size_t>(rank + round)) % 100);
+      auto* const data = static_cast<float*>(memory.data()) + round;
+      Gpu::get().copy(data, host.data(), count * 4);
+      CHECK(MPI_Allreduce(MPI_IN_PLACE, data, static_cast<int>(count), MPI_FLOAT, MPI_SUM,
+                          MPI_COMM_WORLD) == MPI_SUCCESS,
+            "");
+      if (is_served_here() && is_shared() && std::getenv("TRIB_P2P") == nullptr)
+        CHECK((last_algorithm(MPI_COMM_WORLD).rfind("shared_", 0) == 0) ==
+                  (handle_type == MappedMemory::kFile),
+              "handle type %d: by %s", handle_type, last_algorithm(MPI_COMM_WORLD).c_str());
+      Gpu::get().copy(host.data(), data, count * 4);
+      for (std::size_t i = 0; i < count; ++i) {
+        std::size_t expected = 0;
+        for (int r = 0; r < size; ++r) expected += (i + static_cast<std::size_t>(r + round)) % 100;
+        CHECK(host[i] == static_cast<float>(expected), "round %d, element %zu: %g, not %zu", round,
+              i, static_cast<double>(host[i]), expected);
+      }
+    }
+  }
+}
+
 /// Pairs of ranks at the same time, each on two GPUs if there are two, by kernels that fill them.
 void pairs_side_by_side() {
   MPI_Comm pair = MPI_COMM_NULL;
@@ -243,6 +273,7 @@ int main(int argc, char** argv) {
   served_by_kernels();  // the first call asks for meetings, before the next all meet
   all_cases();
   nothing_is_kept();
+  mapped_memory();
   parts_of_the_world();
   pairs_side_by_side();
   if (rank == 0) std::printf("%ld elements checked\n", checked);

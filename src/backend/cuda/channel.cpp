@@ -18,6 +18,7 @@
 #include "backend/cuda/memory.hpp"
 #include "backend/cuda/program.hpp"
 #include "base/log.hpp"
+#include "base/process.hpp"
 
 namespace trib::cuda {
 namespace {
@@ -179,10 +180,18 @@ bool Channel::open_on_host(const Config& config, std::string& why) {
   return all_agree(bootstrap_, trouble, why);
 }
 
+std::vector<int> Channel::others() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size_; ++rank)
+    if (rank != rank_) ranks.push_back(rank);
+  return ranks;
+}
+
 std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& config,
                                        const void* pointer, std::string& why) {
   struct Introduction {
     CUuuid device;
+    ProcessId process;
     int blocks;
     std::size_t memory;
   };
@@ -197,6 +206,8 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     cuda::check(channel->driver_.cuDeviceTotalMem_(&mine.memory, channel->device_),
                 "cannot tell how much memory there is");
     cuda::check(channel->driver_.cuDeviceGetUuid_(&mine.device, channel->device_), "no device id");
+    mine.process = ProcessId::of_this();
+    if (config.shared_gpu == Config::SharedGpu::all) channel->queue_ = Queue::of(channel->context_);
   } catch (const std::exception& error) {
     trouble = error.what();
   }
@@ -205,6 +216,7 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   bootstrap.exchange(&mine, all.data(), sizeof mine);
   Level device_of;
   int devices = 0;
+  bool are_twins = false;
   std::vector<int> sharers;  // of each device
   for (int rank = 0; rank < channel->size_; ++rank) {
     const Introduction& other = all[static_cast<std::size_t>(rank)];
@@ -217,13 +229,19 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     device_of.push_back(before == rank ? devices++ : device_of[static_cast<std::size_t>(before)]);
     sharers.resize(static_cast<std::size_t>(devices));
     ++sharers[static_cast<std::size_t>(device_of.back())];
+    for (int twin = before; twin < rank; ++twin)
+      are_twins = are_twins || (device_of[static_cast<std::size_t>(twin)] == device_of.back() &&
+                                all[static_cast<std::size_t>(twin)].process == other.process);
   }
-  if (config.shared_gpu == Config::SharedGpu::all) {
+  // Kernels know so many ranks. And of two in one process, one's kernel on a stream would hold up
+  // what the other one synchronises.
+  if (config.shared_gpu == Config::SharedGpu::all && channel->size_ <= kMaxRanks && !are_twins) {
     // A kernel's blocks leave room for those of the kernels that they wait for.
     const int most = *std::max_element(sharers.begin(), sharers.end());
     channel->max_blocks_ = std::max(1, channel->max_blocks_ / most);
     mine.memory /= static_cast<std::size_t>(most);
     devices = channel->size_;
+    if (most == 1) channel->queue_.reset();
     if (most > 1 && !has_mps() && channel->rank_ == 0)
       log_once(Config::Log::warn,
                "TRIB_SHARED_GPU=all without MPS: ranks that share a GPU wait for its turns, some "
@@ -242,7 +260,7 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     if (channel->open_direct(why)) {
       if (!channel->sharing_ && config.map != Config::Map::off) {
         channel->exports_ =
-            Exports::open(bootstrap, config.segment, channel->context_,
+            Exports::open(bootstrap, config.segment, channel->context_, channel->others(),
                           config.map == Config::Map::automatic ? kHabits : Exports::Habits{}, why);
         if (!channel->exports_ && channel->rank_ == 0)
           log_once(Config::Log::info, "GPUs do not map each other's buffers: " + why);
@@ -401,27 +419,62 @@ const Level& Channel::device_of() const {
   return sharing_ ? sharing_->device_of() : none;
 }
 
-void Channel::show(Card& card, const void* in, const void* out) {
-  if (sharing_) return sharing_->show(card, in, out);
+void Channel::show(Card& card, const ShownBuffers& buffers) {
+  if (sharing_) return sharing_->show(card, buffers);
   if (!exports_ || card.in != Memory::device) return;
   const Current current(context_);
   exports_->take_back_freed(1);
-  card.in_block = exports_->show(in, card.in_at);
+  card.in_block = exports_->show(buffers.in, buffers.in_bytes, card.in_at);
   if (card.in_block == 0) return;
-  if (out == in) {
+  if (buffers.out == buffers.in) {
     card.out_block = card.in_block;
     card.out_at = card.in_at;
-  } else if (out != nullptr && card.out == Memory::device) {
-    card.out_block = exports_->show(out, card.out_at);
+  } else if (buffers.out != nullptr && card.out == Memory::device) {
+    card.out_block = exports_->show(buffers.out, buffers.out_bytes, card.out_at);
   }
-  // The peers' kernels are ordered behind their own default streams, not behind this rank's. What
-  // is under way there may wait for a peer that waits for this rank: so not for long.
+  if (!is_settled()) card.in_block = card.out_block = 0;
+}
+
+/// The peers' kernels are ordered behind their own default streams, not behind this rank's. What is
+/// under way there may wait for a peer that waits for this rank: so not for long.
+bool Channel::is_settled() const {
   const auto start = std::chrono::steady_clock::now();
-  while (!is_default_stream_idle()) {
-    if (std::chrono::steady_clock::now() - start < kSoon) continue;
-    card.in_block = card.out_block = 0;
-    return;
+  while (!is_default_stream_idle())
+    if (std::chrono::steady_clock::now() - start > kSoon) return false;
+  return true;
+}
+
+std::shared_ptr<void> Channel::hold(const ShownBuffers& buffers,
+                                    std::vector<MappedBuffers>& mapped) {
+  struct Tokens {
+    std::shared_ptr<void> in, out;
+  };
+  if (!exports_) return nullptr;
+  const Current current(context_);
+  auto tokens = std::make_shared<Tokens>();
+  Card mine;
+  if (buffers.in != nullptr)
+    tokens->in = exports_->hold(buffers.in, buffers.in_bytes, mine.in_block, mine.in_at);
+  mine.is_reached = tokens->in != nullptr;
+  if (buffers.out != nullptr) {
+    tokens->out = exports_->hold(buffers.out, buffers.out_bytes, mine.out_block, mine.out_at);
+    mine.is_reached = mine.is_reached && tokens->out;
   }
+  const auto is_everywhere = [&](std::vector<Card>& all) {
+    all.resize(static_cast<std::size_t>(size_));
+    bootstrap_.exchange(&mine, all.data(), sizeof mine);
+    return std::all_of(all.begin(), all.end(), [](const Card& card) { return card.is_reached; });
+  };
+  std::vector<Card> all, answers;
+  if (!is_everywhere(all)) return nullptr;
+  mapped.assign(static_cast<std::size_t>(size_), {});
+  mapped[static_cast<std::size_t>(rank_)] = {const_cast<void*>(buffers.in),
+                                             const_cast<void*>(buffers.out)};
+  for (int rank = 0; rank < size_; ++rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    if (rank != rank_ && !exports_->reach(rank, all[at], mapped[at])) mine.is_reached = false;
+  }
+  return is_everywhere(answers) ? tokens : nullptr;
 }
 
 bool Channel::reach(const HostChannel& met, const void* in, void* out,

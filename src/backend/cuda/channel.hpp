@@ -14,6 +14,7 @@
 #include "backend/cuda/exports.hpp"
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/launch.hpp"
+#include "backend/cuda/queue.hpp"
 #include "backend/cuda/repeats.hpp"
 #include "backend/cuda/sharing.hpp"
 #include "backend/segment.hpp"
@@ -43,9 +44,12 @@ class Channel final : public trib::DeviceChannel {
   int max_blocks() const override { return max_blocks_; }
   const Level& device_of() const override;
   bool can_map() const override { return exports_ != nullptr; }
-  void show(Card& card, const void* in, const void* out) override;
+  void show(Card& card, const ShownBuffers& buffers) override;
   bool reach(const HostChannel& met, const void* in, void* out,
              std::vector<MappedBuffers>& mapped) override;
+  std::shared_ptr<void> hold(const ShownBuffers& buffers,
+                             std::vector<MappedBuffers>& mapped) override;
+  bool is_settled() const override;
   void tidy_up() override;
   void look_ahead() override;
   void* allocate(std::size_t bytes) override;
@@ -68,6 +72,7 @@ class Channel final : public trib::DeviceChannel {
   int devices() const { return sharing_ ? sharing_->devices() : size_; }
   int device_of(int rank) const { return sharing_ ? sharing_->device(rank) : rank; }
   int leader_of(int device) const { return sharing_ ? sharing_->leader(device) : device; }
+  std::vector<int> others() const;  ///< ranks
   /// Some kernel has ended without its data.
   bool is_aborted() const;
   bool leads() const { return !sharing_ || sharing_->leads(); }
@@ -132,6 +137,7 @@ class Channel final : public trib::DeviceChannel {
   unsigned long long last_stream_ = 0;    // its id: handles are used again
   std::atomic<bool> is_enqueued_{false};  // poison() looks from any thread
   std::atomic<bool> is_captured_{false};  // graphs may run launches that the host does not see
+  std::shared_ptr<Queue> queue_;          // where ranks share the GPU
   std::uint32_t last_run_ = 0;
   std::uint32_t known_run_ = 0;   // of enqueued launches: see Launch
   std::uint64_t time_limit_ = 0;  // nanoseconds

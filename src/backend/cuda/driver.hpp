@@ -51,13 +51,23 @@ namespace trib::cuda {
   X(cuIpcGetMemHandle)              \
   X(cuIpcOpenMemHandle)             \
   X(cuLaunchKernel)                 \
+  X(cuMemAddressFree)               \
+  X(cuMemAddressReserve)            \
   X(cuMemAlloc)                     \
+  X(cuMemExportToShareableHandle)   \
   X(cuMemFree)                      \
   X(cuMemFreeHost)                  \
+  X(cuMemGetAddressRange)           \
   X(cuMemHostAlloc)                 \
   X(cuMemHostGetDevicePointer)      \
   X(cuMemHostRegister)              \
   X(cuMemHostUnregister)            \
+  X(cuMemImportFromShareableHandle) \
+  X(cuMemMap)                       \
+  X(cuMemRelease)                   \
+  X(cuMemRetainAllocationHandle)    \
+  X(cuMemSetAccess)                 \
+  X(cuMemUnmap)                     \
   X(cuMemcpy)                       \
   X(cuMemcpy2DAsync)                \
   X(cuMemcpyAsync)                  \

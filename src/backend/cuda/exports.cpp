@@ -3,12 +3,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "base/log.hpp"
 
 namespace trib::cuda {
 
 struct Exports::Shown {
   std::atomic<std::uint64_t> number;  // zero: taken back
-  CUipcMemHandle handle;              // written before `number`
+  Way way;                            // these two are written before `number`
+  CUipcMemHandle handle;
 };
 
 /// Of a rank, in shared memory. It alone writes it.
@@ -17,20 +22,38 @@ struct Exports::Table {
   Shown shown[kShown];
 };
 
-Exports::Exports(int rank, int size, CUcontext context, const Habits& habits)
-    : rank_(rank),
+/// What a letter says of the files with it: one of each piece.
+struct Exports::Parcel {
+  std::uint64_t number;
+  std::uint64_t bytes[Mailbox::kMostFiles];
+};
+
+Exports::Exports(Bootstrap& bootstrap, CUcontext context, std::vector<int> readers,
+                 const Habits& habits)
+    : rank_(bootstrap.rank()),
       context_(context),
       driver_(*driver()),
+      readers_(std::move(readers)),
       own_(kShown),
       habits_(habits),
-      peers_(static_cast<std::size_t>(size)) {}
+      peers_(static_cast<std::size_t>(bootstrap.size())) {
+  for (Peer& peer : peers_) peer.mapped.resize(kShown);
+}
 
 std::unique_ptr<Exports> Exports::open(Bootstrap& bootstrap, Config::Segment mode,
-                                       CUcontext context, const Habits& habits, std::string& why) {
+                                       CUcontext context, std::vector<int> readers,
+                                       const Habits& habits, std::string& why) {
   auto exports =
-      std::unique_ptr<Exports>(new Exports(bootstrap.rank(), bootstrap.size(), context, habits));
+      std::unique_ptr<Exports>(new Exports(bootstrap, context, std::move(readers), habits));
   exports->segment_ = Segment::open(bootstrap, sizeof(Table), mode, why);
-  return exports->segment_ ? std::move(exports) : nullptr;
+  if (!exports->segment_) return nullptr;
+  std::string why_not;
+  exports->mailbox_ = Mailbox::open(bootstrap, why_not);
+  if (!exports->mailbox_ && exports->rank_ == 0)
+    log_once(Config::Log::info, "GPUs do not map memory of cuMemMap of each other: " + why_not);
+  const Current current(context);
+  check(exports->driver_.cuCtxGetDevice_(&exports->device_), "no device");
+  return exports;
 }
 
 Exports::~Exports() {
@@ -49,45 +72,119 @@ Exports::Table& Exports::table(int rank) const {
 
 // ---------------------------------------------------------------------------- this rank's memory
 
-std::uint64_t Exports::show(const void* pointer, std::uint64_t& at) {
+std::uint64_t Exports::show(const void* pointer, std::size_t bytes, std::uint64_t& at) {
   ++shows_;
-  unsigned long long id = 0;
-  CUdeviceptr base = 0;
-  unsigned is_managed = 0, has_handle = 0;
-  CUpointer_attribute wanted[] = {
-      CU_POINTER_ATTRIBUTE_BUFFER_ID, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-      CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE};
-  void* values[] = {&id, &base, &is_managed, &has_handle};
   const auto address = reinterpret_cast<CUdeviceptr>(pointer);
-  if (driver_.cuPointerGetAttributes_(4, wanted, values, address) != CUDA_SUCCESS || id == 0 ||
-      base == 0 || is_managed != 0 || has_handle == 0)
-    return 0;
-  at = address - base;
-  Own* own = find(base, id);
-  if (own == nullptr) own = add(base, id);
+  Own* const own = find_or_add(address, bytes);
   if (own == nullptr) return 0;
+  at = address - own->base();
   own->used = shows_;
-  if (own->uses++ == habits_.trials) publish(*own);
+  if (own->uses++ >= own->due && !own->is_shown) publish(*own);
   return own->is_shown ? own->number : 0;
 }
 
-Exports::Own* Exports::find(CUdeviceptr base, unsigned long long id) {
-  for (Own& own : own_)
-    if (own.number != 0 && own.id == id && own.base == base) return &own;
+std::shared_ptr<void> Exports::hold(const void* pointer, std::size_t bytes, std::uint64_t& number,
+                                    std::uint64_t& at) {
+  ++shows_;
+  const auto address = reinterpret_cast<CUdeviceptr>(pointer);
+  full_until_ = shows_;
+  Own* const own = find_or_add(address, bytes);
+  if (own == nullptr) return nullptr;
+  own->used = shows_;
+  if (!own->is_shown) publish(*own);
+  if (!own->is_shown) return nullptr;
+  std::shared_ptr<void> token = own->held.lock();
+  if (!token) {
+    const auto held = std::count_if(own_.begin(), own_.end(),
+                                    [](const Own& other) { return !other.held.expired(); });
+    if (held >= kMostHeld) return nullptr;
+    token = std::make_shared<char>();
+    own->held = token;
+  }
+  number = own->number;
+  at = address - own->base();
+  return token;
+}
+
+/// What holds the buffer. Null: no peer can map it, or there is no place.
+Exports::Own* Exports::find_or_add(CUdeviceptr address, std::size_t bytes) {
+  Way way = Way::none;
+  const Piece first = piece_at(address, way);
+  if (way == Way::none) return nullptr;
+  // An allocation holds all of a buffer that begins in it, or the program is wrong.
+  const CUdeviceptr end = way == Way::handle ? address + 1 : address + std::max(bytes, 1ul);
+  if (Own* const own = find(address, end)) return own;
+  std::vector<Piece> pieces{first};
+  while (pieces.back().base + pieces.back().bytes < end) {
+    Way next = Way::none;
+    pieces.push_back(piece_at(pieces.back().base + pieces.back().bytes, next));
+    if (next != way || pieces.size() > Mailbox::kMostFiles) return nullptr;
+  }
+  return add(way, std::move(pieces));
+}
+
+/// The memory around an address, and how peers can get at it.
+Exports::Piece Exports::piece_at(CUdeviceptr address, Way& way) const {
+  Piece piece;
+  unsigned is_managed = 0, has_handle = 0;
+  std::uint64_t types = 0;
+  CUmemoryPool pool = nullptr;
+  CUpointer_attribute wanted[] = {
+      CU_POINTER_ATTRIBUTE_BUFFER_ID,           CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+      CU_POINTER_ATTRIBUTE_RANGE_SIZE,          CU_POINTER_ATTRIBUTE_IS_MANAGED,
+      CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,      CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+      CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES};
+  void* values[] = {&piece.id, &piece.base, &piece.bytes, &is_managed, &pool, &has_handle, &types};
+  way = Way::none;
+  if (driver_.cuPointerGetAttributes_(std::size(wanted), wanted, values, address) != CUDA_SUCCESS ||
+      piece.id == 0 || piece.base == 0 || is_managed != 0)
+    return piece;
+  if (has_handle != 0) {
+    way = Way::handle;
+    return piece;
+  }
+  // The range of such memory is the address space that the program has reserved for it and more.
+  if (mailbox_ && pool == nullptr && (types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0 &&
+      driver_.cuMemGetAddressRange_(&piece.base, &piece.bytes, address) == CUDA_SUCCESS)
+    way = Way::file;
+  return piece;
+}
+
+bool Exports::is_there(const Piece& piece) const {
+  unsigned long long id = 0;
+  CUpointer_attribute wanted[] = {CU_POINTER_ATTRIBUTE_BUFFER_ID};
+  void* values[] = {&id};
+  return driver_.cuPointerGetAttributes_(1, wanted, values, piece.base) == CUDA_SUCCESS &&
+         id == piece.id;
+}
+
+/// What holds all from `address` to `end`, and is still there.
+Exports::Own* Exports::find(CUdeviceptr address, CUdeviceptr end) {
+  for (Own& own : own_) {
+    if (own.number == 0 || address < own.base() || own.end() < end) continue;
+    // Parts of it may be gone, where the program maps them.
+    if (std::all_of(own.pieces.begin(), own.pieces.end(), [&](const Piece& piece) {
+          return end <= piece.base || piece.base + piece.bytes <= address || is_there(piece);
+        }))
+      return &own;
+  }
   return nullptr;
 }
 
 /// In a free place, or that of the one that was not used for the longest time. Null: that was too
 /// recently.
-Exports::Own* Exports::add(CUdeviceptr base, unsigned long long id) {
+Exports::Own* Exports::add(Way way, std::vector<Piece> pieces) {
   constexpr std::uint64_t kPause = 32;  // all are looked at, which takes microseconds
   if (shows_ < full_until_) return nullptr;
   // It may lie where another one was, which its peers have to let go first.
   take_back_freed(kShown);
-  const auto place = std::min_element(own_.begin(), own_.end(), [](const Own& a, const Own& b) {
-    return a.used < b.used;  // of a free place: zero
+  const auto last_use = [](const Own& own) {  // of a free place: zero
+    return own.held.expired() ? own.used : UINT64_MAX;
+  };
+  const auto place = std::min_element(own_.begin(), own_.end(), [&](const Own& a, const Own& b) {
+    return last_use(a) < last_use(b);
   });
-  if (place->number != 0 && shows_ - place->used <= habits_.patience) {
+  if (place->number != 0 && (!place->held.expired() || shows_ - place->used <= habits_.patience)) {
     full_until_ = shows_ + kPause;
     return nullptr;
   }
@@ -96,19 +193,60 @@ Exports::Own* Exports::add(CUdeviceptr base, unsigned long long id) {
   const auto index = static_cast<std::uint64_t>(place - own_.begin());
   last_number_ += 1 + (index + kShown - (last_number_ + 1) % kShown) % kShown;
   place->number = last_number_;
-  place->base = base;
-  place->id = id;
+  place->way = way;
+  place->pieces = std::move(pieces);
+  place->due = habits_.trials;
   return &*place;
 }
 
 void Exports::publish(Own& own) {
-  CUipcMemHandle handle;
-  own.is_shown = driver_.cuIpcGetMemHandle_(&handle, own.base) == CUDA_SUCCESS;
-  if (!own.is_shown) return;
   Shown& shown = table(rank_).shown[own.number % kShown];
-  shown.handle = handle;
+  own.is_shown =
+      own.way == Way::handle ? write_handle(own, shown) : send_files(own) == Mailbox::Sent::yes;
+  if (!own.is_shown) {
+    own.due = 2 * own.uses + 1;  // to try costs as much as many calls
+    return;
+  }
+  shown.way = own.way;
   // Release: pairs with the acquire in map(). The card that names the number comes later still.
   shown.number.store(own.number, std::memory_order_release);
+}
+
+bool Exports::write_handle(const Own& own, Shown& shown) {
+  CUipcMemHandle handle;
+  if (driver_.cuIpcGetMemHandle_(&handle, own.base()) != CUDA_SUCCESS) return false;
+  shown.handle = handle;
+  return true;
+}
+
+/// To all who are to map it; to some maybe again.
+Mailbox::Sent Exports::send_files(const Own& own) {
+  // Whose box is full of what others have sent may be about to look into this rank's.
+  receive_letters();
+  Parcel parcel{};
+  parcel.number = own.number;
+  std::vector<File> files;
+  std::vector<int> numbers;
+  for (const Piece& piece : own.pieces) {
+    CUmemGenericAllocationHandle memory = 0;
+    if (driver_.cuMemRetainAllocationHandle_(&memory, reinterpret_cast<void*>(piece.base)) !=
+        CUDA_SUCCESS)
+      return Mailbox::Sent::never;
+    int fd = -1;
+    const CUresult result = driver_.cuMemExportToShareableHandle_(
+        &fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    driver_.cuMemRelease_(memory);
+    if (result != CUDA_SUCCESS) return Mailbox::Sent::never;
+    parcel.bytes[files.size()] = piece.bytes;
+    files.emplace_back(fd);
+    numbers.push_back(fd);
+  }
+  for (const int reader : readers_) {
+    const Mailbox::Sent sent =
+        mailbox_->send(reader, std::as_bytes(std::span(&parcel, 1)), numbers);
+    if (sent != Mailbox::Sent::yes) return sent;
+  }
+  return Mailbox::Sent::yes;
 }
 
 void Exports::take_back(Own& own) {
@@ -125,15 +263,11 @@ void Exports::take_back_freed(std::size_t looks) {
   for (std::size_t i = 0, looked = 0; i < kShown && looked < looks; ++i) {
     next_look_ = (next_look_ + 1) % kShown;
     Own& own = own_[next_look_];
-    if (own.number == 0) continue;
+    if (own.number == 0 || !own.held.expired()) continue;
     ++looked;
-    unsigned long long id = 0;
-    CUpointer_attribute wanted[] = {CU_POINTER_ATTRIBUTE_BUFFER_ID};
-    void* values[] = {&id};
-    if (driver_.cuPointerGetAttributes_(1, wanted, values, own.base) == CUDA_SUCCESS &&
-        id == own.id)
-      continue;
-    take_back(own);
+    if (!std::all_of(own.pieces.begin(), own.pieces.end(),
+                     [this](const Piece& piece) { return is_there(piece); }))
+      take_back(own);
   }
 }
 
@@ -155,17 +289,72 @@ bool Exports::reach(int rank, const Card& card, MappedBuffers& buffers) {
 /// The base of an allocation that `rank` shows, or zero.
 CUdeviceptr Exports::map(int rank, std::uint64_t number) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  peer.mapped.resize(kShown);
   Mapped& mapped = peer.mapped[number % kShown];
   if (mapped.number == number) return mapped.base;
   close(mapped);
   const Shown& shown = table(rank).shown[number % kShown];
   if (shown.number.load(std::memory_order_acquire) != number) return 0;
   mapped.number = number;
-  if (driver_.cuIpcOpenMemHandle_(&mapped.base, shown.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) !=
-      CUDA_SUCCESS)
-    mapped.base = 0;
+  if (shown.way == Way::handle) {
+    if (driver_.cuIpcOpenMemHandle_(&mapped.base, shown.handle,
+                                    CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) != CUDA_SUCCESS)
+      mapped.base = 0;
+    return mapped.base;
+  }
+  receive_letters();
+  std::erase_if(peer.letters, [&](const Mailbox::Letter& letter) {
+    std::uint64_t its_number = 0;
+    std::memcpy(&its_number, letter.text.data(), sizeof its_number);
+    if (its_number != number) return false;
+    if (mapped.base == 0) map_files(letter, mapped);
+    return true;
+  });
   return mapped.base;
+}
+
+/// Fills in `base` and `bytes` if all goes well.
+void Exports::map_files(const Mailbox::Letter& letter, Mapped& mapped) {
+  Parcel parcel{};
+  std::memcpy(&parcel, letter.text.data(), std::min(sizeof parcel, letter.text.size()));
+  std::size_t total = 0, pieces = 0;
+  for (; pieces < Mailbox::kMostFiles && parcel.bytes[pieces] > 0; ++pieces)
+    total += parcel.bytes[pieces];
+  // Fewer have come than were sent: this process may have no more files.
+  if (letter.files.size() != pieces) return;
+  CUdeviceptr base = 0;
+  if (driver_.cuMemAddressReserve_(&base, total, 0, 0, 0) != CUDA_SUCCESS) return;
+  std::size_t done = 0;
+  for (std::size_t i = 0; i < pieces; ++i) {
+    CUmemGenericAllocationHandle memory = 0;
+    void* const file = reinterpret_cast<void*>(static_cast<std::intptr_t>(letter.files[i].get()));
+    if (driver_.cuMemImportFromShareableHandle_(
+            &memory, file, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != CUDA_SUCCESS)
+      break;
+    const CUresult result = driver_.cuMemMap_(base + done, parcel.bytes[i], 0, memory, 0);
+    driver_.cuMemRelease_(memory);  // the mapping keeps it
+    if (result != CUDA_SUCCESS) break;
+    done += parcel.bytes[i];
+  }
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = device_;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  if (done == total && driver_.cuMemSetAccess_(base, total, &access, 1) == CUDA_SUCCESS) {
+    mapped.base = base;
+    mapped.bytes = total;
+    return;
+  }
+  if (done > 0) driver_.cuMemUnmap_(base, done);
+  driver_.cuMemAddressFree_(base, total);
+}
+
+void Exports::receive_letters() {
+  while (auto letter = mailbox_->receive()) {
+    if (letter->text.size() != sizeof(Parcel)) continue;
+    auto& letters = peers_[static_cast<std::size_t>(letter->from)].letters;
+    if (letters.size() == kMostLetters) letters.erase(letters.begin());
+    letters.push_back(std::move(*letter));
+  }
 }
 
 void Exports::close_taken_back() {
@@ -184,7 +373,12 @@ void Exports::close_taken_back(int rank) {
 }
 
 void Exports::close(Mapped& mapped) {
-  if (mapped.base != 0) driver_.cuIpcCloseMemHandle_(mapped.base);
+  if (mapped.bytes > 0) {
+    driver_.cuMemUnmap_(mapped.base, mapped.bytes);
+    driver_.cuMemAddressFree_(mapped.base, mapped.bytes);
+  } else if (mapped.base != 0) {
+    driver_.cuIpcCloseMemHandle_(mapped.base);
+  }
   mapped = {};
 }
 

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Memory of the program that ranks show each other, so that peers' kernels can work on it.
 //
-// What a rank shows is the allocation that holds a buffer, by a number and an IPC handle, in a
-// table in shared memory; and the buffer's place in it, on the card of a meeting. A peer maps an
-// allocation when it meets the number first. An allocation that the program has freed is taken back
-// from the table soon afterwards, and its mappings are closed when the peers look there next: until
-// then the driver keeps the memory.
+// What a rank shows is the allocation that holds a buffer, by a number in a table in shared memory;
+// and the buffer's place in it, on the card of a meeting. A peer maps an allocation when it meets
+// the number first. An allocation that the program has freed is taken back from the table soon
+// afterwards, and its mappings are closed when the peers look there next: until then the driver
+// keeps the memory.
+//
+// Memory of cudaMalloc has an IPC handle, which stands in the table. Memory that the program has
+// mapped itself (cuMemMap: PyTorch's expandable segments, say) may be exported as files, if it was
+// made for that: one for each of the pieces that a buffer lies in, which go to the peers in a
+// letter. Of pools there is nothing to be had: who imports from them must have let go before the
+// program frees, which nobody could see to.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +23,7 @@
 #include "backend/backend.hpp"
 #include "backend/cuda/driver.hpp"
 #include "backend/segment.hpp"
+#include "base/mailbox.hpp"
 
 namespace trib::cuda {
 
@@ -30,9 +37,11 @@ class Exports {
     std::uint64_t patience = 1;  ///< where all places are taken, the names that pass before one
                                  ///< that is not among them loses its place to a new one
   };
-  /// Collective. Null on all ranks alike: `why` says what was missing.
+  /// Collective. `readers`: who is to map what this rank shows. Null on all ranks alike: `why` says
+  /// what was missing.
   static std::unique_ptr<Exports> open(Bootstrap& bootstrap, Config::Segment mode,
-                                       CUcontext context, const Habits& habits, std::string& why);
+                                       CUcontext context, std::vector<int> readers,
+                                       const Habits& habits, std::string& why);
   ~Exports();  ///< closes all mappings
   Exports(const Exports&) = delete;
   Exports& operator=(const Exports&) = delete;
@@ -41,7 +50,10 @@ class Exports {
 
   /// The number of the allocation that holds the buffer, and the buffer's place in it; zero: peers
   /// cannot map it, are not to map it yet, or too many others are in use.
-  std::uint64_t show(const void* pointer, std::uint64_t& at);
+  std::uint64_t show(const void* pointer, std::size_t bytes, std::uint64_t& at);
+  /// The same, at the first time, and for as long as somebody has the token. Null: as zero.
+  std::shared_ptr<void> hold(const void* pointer, std::size_t bytes, std::uint64_t& number,
+                             std::uint64_t& at);
   /// Looks at `looks` of the allocations that this rank shows: whether the program has freed them.
   void take_back_freed(std::size_t looks);
 
@@ -55,41 +67,71 @@ class Exports {
 
  private:
   static constexpr std::size_t kShown = kShownBlocks;
+  /// Others have to find room, too.
+  static constexpr int kMostHeld = kShownBlocks * 3 / 4;
+  /// Letters of a rank that are kept: those about memory that is never mapped should not pile up.
+  static constexpr std::size_t kMostLetters = 8;
   struct Shown;
   struct Table;
-  /// An allocation that this rank shows. `number` zero: nothing.
+  struct Parcel;
+  /// What was allocated, or mapped, at once.
+  struct Piece {
+    CUdeviceptr base = 0;
+    std::size_t bytes = 0;
+    unsigned long long id = 0;  // unique in the process: addresses are used again
+  };
+  /// How peers can get at a piece.
+  enum class Way : std::uint8_t { none, handle, file };
+  /// An allocation that this rank shows, or pieces that lie side by side. `number` zero: nothing.
   struct Own {
     std::uint64_t number = 0;
-    CUdeviceptr base = 0;
-    unsigned long long id = 0;  // unique in the process: addresses are used again
-    std::uint64_t used = 0;     // the last show() that asked for it, ...
-    std::uint64_t uses = 0;     // ... and how many did
-    bool is_shown = false;      // otherwise it is not yet, or the driver has no handle for it
+    Way way = Way::none;
+    std::vector<Piece> pieces;
+    std::uint64_t used = 0;    // the last show() that asked for it, ...
+    std::uint64_t uses = 0;    // ... how many did, ...
+    std::uint64_t due = 0;     // ... and with how many it is to be shown
+    bool is_shown = false;     // otherwise it is not yet, or there is no way
+    std::weak_ptr<void> held;  // whoever has this wants it to stay
+
+    CUdeviceptr base() const { return pieces.front().base; }
+    CUdeviceptr end() const { return pieces.back().base + pieces.back().bytes; }
   };
   /// One of a peer's. `base` zero: it could not be mapped.
   struct Mapped {
     std::uint64_t number = 0;
     CUdeviceptr base = 0;
+    std::size_t bytes = 0;  // of pieces; zero: an allocation
   };
   struct Peer {
     std::vector<Mapped> mapped;
     std::uint64_t taken_back = 0;  // as far as this rank has looked
+    std::vector<Mailbox::Letter> letters;
   };
 
-  Exports(int rank, int size, CUcontext context, const Habits& habits);
+  Exports(Bootstrap& bootstrap, CUcontext context, std::vector<int> readers, const Habits& habits);
   Table& table(int rank) const;
-  Own* find(CUdeviceptr base, unsigned long long id);
-  Own* add(CUdeviceptr base, unsigned long long id);
+  Own* find_or_add(CUdeviceptr address, std::size_t bytes);
+  Piece piece_at(CUdeviceptr address, Way& way) const;
+  bool is_there(const Piece& piece) const;
+  Own* find(CUdeviceptr address, CUdeviceptr end);
+  Own* add(Way way, std::vector<Piece> pieces);
   void publish(Own& own);
+  bool write_handle(const Own& own, Shown& shown);
+  Mailbox::Sent send_files(const Own& own);
   void take_back(Own& own);
   CUdeviceptr map(int rank, std::uint64_t number);
+  void map_files(const Mailbox::Letter& letter, Mapped& mapped);
+  void receive_letters();
   void close_taken_back(int rank);
   void close(Mapped& mapped);
 
   const int rank_;
   const CUcontext context_;
+  CUdevice device_ = 0;
   const Driver& driver_;
   std::unique_ptr<Segment> segment_;
+  std::unique_ptr<Mailbox> mailbox_;  // null: no files
+  const std::vector<int> readers_;
   std::vector<Own> own_;
   const Habits habits_;
   std::uint64_t last_number_ = 0, shows_ = 0;

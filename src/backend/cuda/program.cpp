@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "backend/cuda/inboxes.hpp"
@@ -596,6 +597,7 @@ void Program::start(const Arguments& arguments) {
                   static_cast<std::uint64_t>(meaning.unit) * stride;
   }
   CUstream stream = channel_.stream_;
+  std::optional<Queue::Place> place;
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   unsigned long long stream_id = 0;
   if (arguments.is_enqueued) {
@@ -608,6 +610,7 @@ void Program::start(const Arguments& arguments) {
       if (channel_.is_enqueued_ && stream_id != channel_.last_stream_)
         check(channel_.driver_.cuStreamWaitEvent_(stream, channel_.last_, 0),
               "cannot order streams");
+      if (channel_.queue_) place.emplace(*channel_.queue_, stream, stream_id);
     }
   }
   launch.is_counted = channel_.is_captured_;
@@ -651,6 +654,7 @@ void Program::start(const Arguments& arguments) {
     check(channel_.driver_.cuEventRecord_(channel_.last_, stream), "cannot record an event");
     channel_.last_stream_ = stream_id;
     channel_.is_enqueued_ = true;
+    if (place) place->end();
   }
   if (launch.linger > 0) channel_.resident_ = {this, launch.number, arguments.in, arguments.out};
 }

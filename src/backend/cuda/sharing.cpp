@@ -16,7 +16,9 @@ std::unique_ptr<Sharing> Sharing::open(Bootstrap& bootstrap, Config::Segment mod
   auto sharing = std::unique_ptr<Sharing>(new Sharing(bootstrap.rank(), device_of, context));
   sharing->segment_ = Segment::open(bootstrap, sizeof(Words), mode, why);
   if (!sharing->segment_) return nullptr;
-  sharing->exports_ = Exports::open(bootstrap, mode, context, {}, why);
+  std::vector<int> readers;
+  if (!sharing->leads()) readers.push_back(sharing->leader(sharing->device(sharing->rank_)));
+  sharing->exports_ = Exports::open(bootstrap, mode, context, readers, {}, why);
   return sharing->exports_ ? std::move(sharing) : nullptr;
 }
 
@@ -38,19 +40,19 @@ bool Sharing::has_anyone_given_up() const {
 
 // ------------------------------------------------------------------------------------- followers
 
-void Sharing::show(Card& card, const void* in, const void* out) {
+void Sharing::show(Card& card, const ShownBuffers& buffers) {
   if (leads()) return;
   const Current current(context_);
   exports_->take_back_freed(2);  // some now, others in the next call
-  const auto show_one = [&](Memory& memory, const void* pointer, std::uint64_t& block,
-                            std::uint64_t& at) {
+  const auto show_one = [&](Memory& memory, const void* pointer, std::size_t bytes,
+                            std::uint64_t& block, std::uint64_t& at) {
     if (memory == Memory::pinned) memory = Memory::host;
     if (memory != Memory::device) return;
-    block = exports_->show(pointer, at);
+    block = exports_->show(pointer, bytes, at);
     if (block == 0) memory = Memory::distant;
   };
-  show_one(card.in, in, card.in_block, card.in_at);
-  show_one(card.out, out, card.out_block, card.out_at);
+  show_one(card.in, buffers.in, buffers.in_bytes, card.in_block, card.in_at);
+  show_one(card.out, buffers.out, buffers.out_bytes, card.out_block, card.out_at);
   // The leader's kernel is ordered behind its own default stream, not behind this rank's.
   wait_for_default_stream();
 }

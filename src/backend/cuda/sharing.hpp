@@ -31,7 +31,7 @@ class Sharing {
 
   /// Followers: what the leader has to know of the buffers, which are ready when this returns.
   /// Those that it cannot map are to be staged.
-  void show(Card& card, const void* in, const void* out);
+  void show(Card& card, const ShownBuffers& buffers);
   /// Leaders, after a meeting on `met`: where the buffers of its device's ranks are. False: some
   /// cannot be mapped. Followers: true.
   bool reach(const HostChannel& met, const void* in, void* out, std::vector<MappedBuffers>& mapped);
