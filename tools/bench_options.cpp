@@ -63,7 +63,7 @@ bool read_flag(const std::string& option, const std::string& value) {
 
 void read_compare(Options& options, const std::string& text) {
   options.compare_mpi = options.compare_nccl = options.compare_blocking = false;
-  options.compare_floor = false;
+  options.compare_floor = options.compare_registered = false;
   if (text == "none") return;
   for (const std::string& library : split(text, ',')) {
     if (library == "mpi")
@@ -72,11 +72,13 @@ void read_compare(Options& options, const std::string& text) {
       options.compare_nccl = true;
     else if (library == "blocking")
       options.compare_blocking = true;
+    else if (library == "registered")
+      options.compare_registered = true;
     else if (library == "floor")
       options.compare_floor = true;
     else
       throw std::invalid_argument("--compare: " + library +
-                                  " is none of mpi, nccl, blocking, floor, none");
+                                  " is none of mpi, nccl, blocking, registered, floor, none");
   }
 }
 
@@ -98,6 +100,10 @@ void complete(Options& options, const std::optional<std::string>& compare) {
                                 mode + ": nccl, none");
   if (options.compare_blocking && (!is_mpi || options.mode == Mode::blocking))
     throw std::invalid_argument("--compare blocking: with --mode nonblocking and persistent only");
+  if (options.compare_registered && is_mpi)
+    throw std::invalid_argument(
+        "--compare registered: buffers are registered for operations on a stream: --mode stream, "
+        "graph");
   if (options.overlap && (!is_mpi || options.mode == Mode::blocking))
     throw std::invalid_argument("--overlap: with --mode nonblocking and persistent only");
   if ((!options.tune.empty() || !options.ways.empty()) && options.mode != Mode::persistent)

@@ -47,6 +47,7 @@ struct Options {
   bool compare_mpi = true;        ///< time the MPI's own, too
   bool compare_nccl = false;      ///< time NCCL, too
   bool compare_blocking = false;  ///< time Tributary's blocking call, too
+  bool compare_registered = false;  ///< on a stream: time Tributary with registered buffers, too
   /// Nonblocking and persistent: also time each with as much computing between start and wait as it
   /// takes by itself.
   bool overlap = false;

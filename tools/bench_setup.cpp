@@ -61,7 +61,9 @@ void Setup::add_sides(const World& world, const Options& options, std::size_t by
         "error: nccl is left out: NCCL needs a GPU for each rank, and here ranks share one (give "
         "as many ranks as there are GPUs)");
   if (is_on_stream(options.mode)) {
-    sides.push_back(make_tributary_stream_side(world, options));
+    sides.push_back(make_tributary_stream_side(world, options, /*registers=*/false));
+    if (options.compare_registered)
+      sides.push_back(make_tributary_stream_side(world, options, /*registers=*/true));
   } else {
     if (!preload.empty()) {
       sides.push_back(make_mpi_side(world, options.mode, MpiCaller::tributary));

@@ -38,7 +38,7 @@ class Side {
  public:
   virtual ~Side() = default;
 
-  /// "tributary", "mpi", "nccl", "blocking", "floor", "overlapped" or
+  /// "tributary", "mpi", "nccl", "blocking", "registered", "floor", "overlapped" or
   /// "mpi_overlapped": the key in the lines that the benchmark
   /// prints.
   virtual std::string name() const = 0;
@@ -89,7 +89,9 @@ std::unique_ptr<Side> make_floor_side(const World& world);
 /// `bytes`: of the largest buffer.
 std::unique_ptr<Side> make_copy_side(const World& world, std::size_t bytes);
 /// Tributary's C API, on a stream.
-std::unique_ptr<Side> make_tributary_stream_side(const World& world, const Options& options);
+/// `registers`: it registers the buffer for results.
+std::unique_ptr<Side> make_tributary_stream_side(const World& world, const Options& options,
+                                                 bool registers);
 std::unique_ptr<Side> make_nccl_side(const World& world, const Options& options);
 
 }  // namespace trib::bench

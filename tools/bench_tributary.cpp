@@ -3,6 +3,7 @@
 // libtributary.so that the preload library has brought along, as any program under it would find
 // them.
 #include <dlfcn.h>
+#include <utility>
 
 #include "bench_stream.hpp"
 #include "bench_world.hpp"
@@ -17,6 +18,8 @@ namespace {
   X(trib_comm_create)         \
   X(trib_comm_destroy)        \
   X(trib_comm_query)          \
+  X(trib_register)            \
+  X(trib_deregister)          \
   X(trib_allreduce)           \
   X(trib_reduce)              \
   X(trib_reduce_scatter)      \
@@ -128,9 +131,10 @@ int exchange(void* world, const void* mine, void* all, std::size_t bytes) {
 
 class TributaryStreamSide : public StreamSide {
  public:
-  TributaryStreamSide(const World& world, const Options& options)
+  TributaryStreamSide(const World& world, const Options& options, bool registers)
       : StreamSide(options),
         world_(world),
+        registers_(registers),
         type_(api_type(options.dtype)),
         op_(api_op(options.op)) {}
 
@@ -143,10 +147,11 @@ class TributaryStreamSide : public StreamSide {
     });
   }
 
-  std::string name() const override { return "tributary"; }
+  std::string name() const override { return registers_ ? "registered" : "tributary"; }
   std::string algorithm() const override { return "c_api"; }  // which does not tell its choice
   void prepare(const Call& call) override {
     counts_.assign(call.counts.begin(), call.counts.end());
+    if (registers_) enroll(call);
     StreamSide::prepare(call);
   }
   void verify() override {
@@ -156,6 +161,7 @@ class TributaryStreamSide : public StreamSide {
   }
   void finish() override {
     drop_graph();
+    api_.check(api_.trib_deregister(registration_), "trib_deregister");
     api_.check(api_.trib_comm_destroy(comm_), "trib_comm_destroy");
   }
 
@@ -184,19 +190,32 @@ class TributaryStreamSide : public StreamSide {
   }
 
  private:
+  /// The buffer for results, which is the same in all calls of a length.
+  void enroll(const Call& call) {
+    drop_graph();
+    api_.check(api_.trib_deregister(std::exchange(registration_, nullptr)), "trib_deregister");
+    if (call.mine.count > 0)
+      api_.check(api_.trib_register(comm_, call.out, call.mine.count * trib::bytes(call.dtype),
+                                    &registration_),
+                 "trib_register");
+  }
+
   const Library api_;
   const World& world_;
+  const bool registers_;
   const trib_dtype type_;
   const trib_op op_;
   trib_comm* comm_ = nullptr;
+  trib_registration* registration_ = nullptr;
   std::vector<std::size_t> counts_;
 };
 
 }  // namespace
 
-std::unique_ptr<Side> make_tributary_stream_side(const World& world, const Options& options) {
+std::unique_ptr<Side> make_tributary_stream_side(const World& world, const Options& options,
+                                                 bool registers) {
   std::unique_ptr<TributaryStreamSide> side;
-  world.together([&] { side = std::make_unique<TributaryStreamSide>(world, options); });
+  world.together([&] { side = std::make_unique<TributaryStreamSide>(world, options, registers); });
   side->connect();
   return side;
 }

@@ -23,8 +23,9 @@ COLLECTIVES = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")
 MEMORIES = ("host", "cuda")
 MODES = ("blocking", "nonblocking", "persistent", "stream", "graph")
 ON_STREAM = ("stream", "graph")
-# What Tributary can be compared with. blocking: its own blocking call. Besides there is "floor", which is no library.
-COMPARED = ("mpi", "nccl", "blocking")
+# What Tributary can be compared with. blocking: its own blocking call; registered: its own call on a stream, with a
+# registered buffer for results. Besides there is "floor", which is no library.
+COMPARED = ("mpi", "nccl", "blocking", "registered")
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,17 @@ class Result:
     mode: str = "blocking"
     blocking: Side | None = None
     floor: Side | None = None  # the least that memory has to move
+    registered: Side | None = None
 
     @property
     def compared(self) -> dict[str, Side]:
         """The other libraries, by their names in COMPARED."""
-        sides = {"mpi": self.mpi, "nccl": self.nccl, "blocking": self.blocking}
+        sides = {
+            "mpi": self.mpi,
+            "nccl": self.nccl,
+            "blocking": self.blocking,
+            "registered": self.registered,
+        }
         return {name: side for name, side in sides.items() if side}
 
     def ratios_to(self, other: str) -> tuple[float, ...]:
@@ -373,6 +380,7 @@ def read_result(line: dict[str, Any], begin: dict[str, Any], vendor: str) -> Res
         begin.get("mode", "blocking"),
         side("blocking", "blocking"),
         side("floor", "floor"),
+        side("registered", "registered"),
     )
 
 

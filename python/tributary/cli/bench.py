@@ -119,7 +119,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         default=None,
         help="mpi: the MPI's own as well (default); intel: Intel MPI's own on GPU buffers; nccl: NCCL, with --memory cuda (default with --mode stream and graph); "
-        "blocking: Tributary's blocking call, with --mode nonblocking and persistent; floor: the time in which all ranks read "
+        "blocking: Tributary's blocking call, with --mode nonblocking and persistent; registered: Tributary with a registered "
+        "buffer for results, with --mode stream and graph; floor: the time in which all ranks read "
         "their vectors and write their results, which host memory needs at least; several, as mpi,nccl; none",
     )
     add(
@@ -171,7 +172,7 @@ def _compare(parsed: argparse.Namespace) -> str:
     if parsed.memory == "host":
         accepted = ("mpi", "floor", "none")
     if not is_mpi:
-        accepted = ("nccl", "none")
+        accepted = ("nccl", "registered", "none")
     elif parsed.mode != "blocking":
         accepted = ("blocking", *accepted)
     words = value.split(",")
@@ -322,7 +323,11 @@ def table(
     has_tributary = any(r.tributary for r in results)
     is_plain = all(r.memory == "host" for r in results) and len(labels) == 1
     for other, label in labels.items():
-        heading = {"nccl": nccl_title, "blocking": "Tributary,\nblocking"}.get(other, mpi_title)
+        heading = {
+            "nccl": nccl_title,
+            "blocking": "Tributary,\nblocking",
+            "registered": "Tributary,\nregistered",
+        }.get(other, mpi_title)
         if label == "mpi+copy":
             heading = f"mpi+copy\n{mpi_title}"
         made.add_column(f"{heading}\nus", justify="right", no_wrap=True)
@@ -468,7 +473,12 @@ def draw(measurement: bench.Measurement, path: Path) -> None:
         sides = [side for r in measurement.results for side in r.compared.values()]
         if any(side.library == "mpi+copy" for side in sides):
             mpi_title = f"mpi+copy ({mpi_title})"
-        names = {"mpi": mpi_title, "nccl": measurement.nccl_title, "blocking": "its blocking call"}
+        names = {
+            "mpi": mpi_title,
+            "nccl": measurement.nccl_title,
+            "blocking": "its blocking call",
+            "registered": "the same with registered buffers",
+        }
         there = {name for r in measurement.results for name in r.compared}
         compared = " and ".join(names[name] for name in bench.COMPARED if name in there)
     plot.draw(

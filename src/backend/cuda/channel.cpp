@@ -421,7 +421,9 @@ const Level& Channel::device_of() const {
 
 void Channel::show(Card& card, const ShownBuffers& buffers) {
   if (sharing_) return sharing_->show(card, buffers);
-  if (!exports_ || card.in != Memory::device) return;
+  if (!exports_) return;
+  exports_->look_for_letters();
+  if (card.in != Memory::device) return;
   const Current current(context_);
   exports_->take_back_freed(1);
   card.in_block = exports_->show(buffers.in, buffers.in_bytes, card.in_at);

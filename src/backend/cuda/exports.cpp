@@ -19,6 +19,7 @@ struct Exports::Shown {
 /// Of a rank, in shared memory. It alone writes it.
 struct Exports::Table {
   alignas(64) std::atomic<std::uint64_t> taken_back;  // counts
+  std::atomic<std::uint64_t> written;                 // times that letters were
   Shown shown[kShown];
 };
 
@@ -221,8 +222,6 @@ bool Exports::write_handle(const Own& own, Shown& shown) {
 
 /// To all who are to map it; to some maybe again.
 Mailbox::Sent Exports::send_files(const Own& own) {
-  // Whose box is full of what others have sent may be about to look into this rank's.
-  receive_letters();
   Parcel parcel{};
   parcel.number = own.number;
   std::vector<File> files;
@@ -241,6 +240,9 @@ Mailbox::Sent Exports::send_files(const Own& own) {
     files.emplace_back(fd);
     numbers.push_back(fd);
   }
+  // Release: pairs with the acquire in look_for_letters(), though the box itself says what is in
+  // it.
+  table(rank_).written.fetch_add(1, std::memory_order_release);
   for (const int reader : readers_) {
     const Mailbox::Sent sent =
         mailbox_->send(reader, std::as_bytes(std::span(&parcel, 1)), numbers);
@@ -346,6 +348,18 @@ void Exports::map_files(const Mailbox::Letter& letter, Mapped& mapped) {
   }
   if (done > 0) driver_.cuMemUnmap_(base, done);
   driver_.cuMemAddressFree_(base, total);
+}
+
+void Exports::look_for_letters() {
+  if (!mailbox_) return;
+  bool is_any = false;
+  for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
+    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    const std::uint64_t now = table(rank).written.load(std::memory_order_acquire);
+    is_any = is_any || now != peer.written;
+    peer.written = now;
+  }
+  if (is_any) receive_letters();
 }
 
 void Exports::receive_letters() {

@@ -59,6 +59,10 @@ class Exports {
 
   // The others'.
 
+  /// Takes letters that wait to be read: until then their writers may have to. In every call in
+  /// which some may have been written.
+  void look_for_letters();
+
   /// Where the buffers are that `card` of `rank` names, null for one that it does not. False: some
   /// cannot be mapped. Closes what the rank has taken back: no kernel may be using it.
   bool reach(int rank, const Card& card, MappedBuffers& buffers);
@@ -104,7 +108,7 @@ class Exports {
   };
   struct Peer {
     std::vector<Mapped> mapped;
-    std::uint64_t taken_back = 0;  // as far as this rank has looked
+    std::uint64_t taken_back = 0, written = 0;  // as far as this rank has looked
     std::vector<Mailbox::Letter> letters;
   };
 

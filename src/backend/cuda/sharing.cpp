@@ -41,7 +41,7 @@ bool Sharing::has_anyone_given_up() const {
 // ------------------------------------------------------------------------------------- followers
 
 void Sharing::show(Card& card, const ShownBuffers& buffers) {
-  if (leads()) return;
+  if (leads()) return exports_->look_for_letters();
   const Current current(context_);
   exports_->take_back_freed(2);  // some now, others in the next call
   const auto show_one = [&](Memory& memory, const void* pointer, std::size_t bytes,
