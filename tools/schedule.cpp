@@ -3,6 +3,7 @@
 // schedule from a file, verified. It links the core library and no MPI. `trib schedule` prints and
 // draws what comes from here.
 #include <algorithm>
+#include <barrier>
 #include <charconv>
 #include <cstdio>
 #include <exception>
@@ -12,8 +13,12 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "algorithm/registry.hpp"
+#include "backend/backend.hpp"
+#include "base/bootstrap.hpp"
 #include "base/config.hpp"
 #include "schedule/script.hpp"
 #include "tune/select.hpp"
@@ -26,9 +31,9 @@ using trib::Script;
 constexpr const char* kUsage =
     "usage: trib-schedule COLLECTIVE [--algorithm NAME] [--bytes B] [-n N] [--root R] "
     "[--in-place]\n"
-    "                     [--domains D,D,...[/D,D,...]] [--lowered | --attach | --direct] [--rank "
-    "R]\n"
-    "                     [--format text|json]\n"
+    "                     [--domains D,D,...[/D,D,...]] [--lowered | --attach | --direct | "
+    "--program]\n"
+    "                     [--rank R] [--format text|json]\n"
     "       trib-schedule --verify FILE [--rank R] [--format text|json]";
 
 struct Options {
@@ -40,7 +45,8 @@ struct Options {
   trib::Levels levels;
   bool in_place = false;
   enum class Form { lowered, attach, direct } form = Form::lowered;
-  int rank = -1;  ///< all
+  bool wants_program = false;  ///< as this machine's processors run it
+  int rank = -1;               ///< all
   bool is_json = false;
   std::string file;  ///< to verify
 };
@@ -78,6 +84,8 @@ bool read_flag(Options& options, const std::string& option) {
     options.form = Options::Form::attach;
   else if (option == "--direct")
     options.form = Options::Form::direct;
+  else if (option == "--program")
+    options.wants_program = true;
   else
     return false;
   return true;
@@ -121,6 +129,8 @@ Options read_options(int argc, char** argv) {
   if (options.collective.empty() == options.file.empty())
     throw std::invalid_argument("either a COLLECTIVE or --verify FILE is needed\n" +
                                 std::string(kUsage));
+  if (options.wants_program && options.form != Options::Form::lowered)
+    throw std::invalid_argument("--program: not with --direct or --attach");
   if (options.in_place && options.form != Options::Form::direct)
     throw std::invalid_argument("--in-place: only with --direct; lowered, one serves both");
   options.root = read_number("--root", root, 0, options.ranks - 1);
@@ -267,6 +277,65 @@ ordered_json document(const Script& script) {
   return all;
 }
 
+/// Ranks that are threads.
+class Threads {
+ public:
+  explicit Threads(int size) : barrier_(size), blobs_(static_cast<std::size_t>(size)) {}
+
+  class Rank final : public trib::Bootstrap {
+   public:
+    Rank(Threads& all, int rank) : all_(all), rank_(rank) {}
+    int rank() const override { return rank_; }
+    int size() const override { return static_cast<int>(all_.blobs_.size()); }
+    void exchange(const void* mine, void* all, std::size_t bytes) override {
+      all_.blobs_[static_cast<std::size_t>(rank_)] = mine;
+      all_.barrier_.arrive_and_wait();
+      auto* to = static_cast<std::byte*>(all);
+      for (const void* const blob : all_.blobs_)
+        to = std::copy_n(static_cast<const std::byte*>(blob), bytes, to);
+      all_.barrier_.arrive_and_wait();
+    }
+    void progress() override {}
+
+   private:
+    Threads& all_;
+    const int rank_;
+  };
+
+ private:
+  std::barrier<> barrier_;
+  std::vector<const void*> blobs_;
+};
+
+/// What each rank's processor would run, in channels as a job has them.
+std::vector<std::string> programs(const Script& script) {
+  const std::size_t size = script.schedules.size();
+  std::vector<std::string> texts(size), troubles(size);
+  Threads all(script.shape.size);
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < script.shape.size; ++rank)
+      threads.emplace_back([&, rank] {
+        const auto at = static_cast<std::size_t>(rank);
+        std::string& trouble = troubles[at];
+        Threads::Rank bootstrap(all, rank);
+        const auto channel = trib::host_backend().open(bootstrap, trib::read_config(), trouble);
+        if (!channel) return;
+        const auto program = channel->load(script.schedules[at]);
+        if (program)
+          texts[at] = "rank " + std::to_string(rank) + ": " + program->text();
+        else
+          trouble = "there is no room for so many flags";
+        char mine = 0;
+        std::vector<char> others(size);
+        bootstrap.exchange(&mine, others.data(), 1);  // nobody leaves before
+      });
+  }
+  for (const std::string& trouble : troubles)
+    if (!trouble.empty()) throw std::runtime_error("--program: " + trouble);
+  return texts;
+}
+
 /// Only one rank's part of the text.
 std::string section(const std::string& text, int rank) {
   const std::string head = "\nrank " + std::to_string(rank) + "\n";
@@ -287,6 +356,11 @@ int run(const Options& options) {
   if (options.rank >= script.shape.size)
     throw std::invalid_argument("--rank: " + std::to_string(options.rank) + ": accepted: 0 to " +
                                 std::to_string(script.shape.size - 1));
+  if (options.wants_program && is_verified)
+    throw std::invalid_argument("--program: not with --verify");
+  if (options.wants_program) trib::host_backend();  // throws where there is none
+  const std::vector<std::string> instructions =
+      options.wants_program ? programs(script) : std::vector<std::string>();
   const std::string fault = is_verified ? verify(script) : std::string();
   if (options.is_json) {
     ordered_json all = document(script);
@@ -295,7 +369,12 @@ int run(const Options& options) {
       all["schedules"] = ordered_json::array({all["schedules"][options.rank]});
     }
     if (is_verified) all["fault"] = fault;
+    if (options.wants_program) all["programs"] = instructions;
     std::printf("%s\n", all.dump(1).c_str());
+  } else if (options.wants_program) {
+    for (std::size_t rank = 0; rank < instructions.size(); ++rank)
+      if (options.rank < 0 || static_cast<std::size_t>(options.rank) == rank)
+        std::fputs((instructions[rank] + "\n").c_str(), stdout);
   } else if (!is_verified) {
     const std::string text = to_string(script);
     std::fputs((options.rank < 0 ? text : section(text, options.rank)).c_str(), stdout);

@@ -172,6 +172,8 @@ class Program {
   /// `arguments` need not outlive the call, but chunk_begin and the binding must stay until the
   /// operation is done.
   virtual Operation& launch(const Arguments& arguments) = 0;
+  /// For people: what is run, an instruction to a line. Empty: a device's table.
+  virtual std::string text() const { return {}; }
 };
 
 /// A channel in the host's memory: flags, scratch and sequence numbers of one series of operations,

@@ -2,6 +2,7 @@
 """`trib schedule`: what it prints reads back, faults are said, and the graph behind the picture."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,24 @@ def test_one_rank(trib: Trib) -> None:
     assert status == 0 and "rank 3\n" in out and "rank 2\n" not in out
     status, _, error = trib(*words, 4)
     assert status == 2 and "0 to 3" in error
+
+
+def test_programs(trib: Trib) -> None:
+    words = ["schedule", "allreduce", "--algorithm", "two_shot", "-n", 3, "--program"]
+    status, out, _ = trib(*words)
+    assert status == 0 and out.startswith("# two_shot allreduce, 3 ranks\n")
+    programs = re.findall(
+        r"^rank (\d): (\d+) instructions of \d+ bytes, .* 3 flags, 3 units", out, re.MULTILINE
+    )
+    # Its own two inputs are told, two are awaited, one is folded and told, two results are awaited and copied.
+    assert programs == [("0", "12"), ("1", "12"), ("2", "12")]
+    assert re.search(
+        r"^ *6  stage 1  reduce  out chunk \d, scratch of \d unit 2 <- ", out, re.MULTILINE
+    )
+    assert re.search(r"^ *8  stage 2  wait    flag 2 of \d$", out, re.MULTILINE)
+    status, out, _ = trib(*words, "--rank", 1)
+    assert status == 0 and "rank 1: 12" in out and "rank 2: " not in out
+    assert trib(*words, "--rank", 3)[0] == 2
 
 
 def test_domains(trib: Trib) -> None:
@@ -109,6 +128,8 @@ def test_wrong_texts_are_errors_with_the_line(trib: Trib, tmp_path: Path) -> Non
         ("allreduce --root 1", "--root: allreduce has none"),
         ("allreduce --bytes x", "--bytes: 'x' is no size"),
         ("allreduce --in-place", "--in-place: only with --direct"),
+        ("allreduce --program --direct", "not allowed with"),
+        ("--program --verify x", "not with --verify"),
         ("allreduce --plot x.gif", ".png, .svg, .pdf"),
         ("allreduce -n 33 --plot x.png", "--plot: 33 ranks; accepted: up to 32"),
         ("--verify /nowhere", "/nowhere: it cannot be read"),

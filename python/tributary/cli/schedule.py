@@ -10,6 +10,7 @@ examples:
   trib schedule allreduce -n 4
   trib schedule allreduce --algorithm ring -n 8 --direct --plot out/ring.png
   trib schedule reduce --algorithm tree4 -n 8 --domains 0,0,0,0,1,1,1,1 --direct --plot out/sockets.png
+  trib schedule allreduce --algorithm recursive_doubling -n 8 --program --rank 0
   trib schedule reduce --root 2 --bytes 64K -n 8 --rank 2
   trib schedule allreduce -n 3 --algorithm two_shot > mine.txt
   trib schedule --verify mine.txt --plot out/mine.png
@@ -80,6 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms.add_argument(
         "--attach", action="store_true", help="lowered, but peers' inputs are read directly"
     )
+    forms.add_argument(
+        "--program",
+        action="store_true",
+        help="the instructions that the host's processors run: the lowered steps, with their places in shared memory",
+    )
     add("--rank", metavar="R", type=int, help="print only this rank's steps")
     add("--verify", metavar="FILE", help="read a schedule (-: standard input), and verify it")
     add("--json", metavar="FILE", type=Path, help="write it as JSON")
@@ -91,6 +97,8 @@ def _native(parsed: argparse.Namespace) -> list[str]:
     if parsed.verify:
         if parsed.collective:
             raise UserError("--verify FILE: the file says which COLLECTIVE; give one of the two")
+        if parsed.program:
+            raise UserError("--program: with a COLLECTIVE only, not with --verify FILE")
         return ["--verify", parsed.verify]
     if not parsed.collective:
         raise UserError("COLLECTIVE is missing; or --verify FILE (trib schedule --help)")
@@ -99,7 +107,7 @@ def _native(parsed: argparse.Namespace) -> list[str]:
     words += ["-n", str(parsed.ranks)]
     words += ["--root", str(parsed.root)] if parsed.root is not None else []
     words += ["--domains", parsed.domains] if parsed.domains else []
-    for form in ("in_place", "direct", "attach"):
+    for form in ("in_place", "direct", "attach", "program"):
         words += [f"--{form.replace('_', '-')}"] if getattr(parsed, form) else []
     return words
 
@@ -163,7 +171,12 @@ def run(parsed: argparse.Namespace) -> int:
     lines = in_words(document, numbers)
     console = output.console()
     _print("\n".join(f"# {line}" for line in [_title(document), *lines]), console)
-    if parsed.rank is not None:
+    if parsed.program:
+        shown = document["programs"]
+        if parsed.rank is not None and not 0 <= parsed.rank < ranks:
+            raise UserError(f"--rank: {parsed.rank} is not among the ranks 0 to {ranks - 1}")
+        _print("\n" + "\n".join(shown if parsed.rank is None else [shown[parsed.rank]]), console)
+    elif parsed.rank is not None:
         _print("\n" + _section(document["text"], parsed.rank, ranks), console)
     elif not parsed.verify:
         _print("\n" + document["text"], console)

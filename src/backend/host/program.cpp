@@ -120,6 +120,44 @@ Program::Program(Channel& channel, const Schedule& schedule)
   if (is_attached_) bounce_.resize(most_from * kBounceBytes);
 }
 
+std::string Program::text_of(const Operand& operand, int span) const {
+  std::string text(name(operand.buffer));
+  const bool is_scratch = operand.buffer == Buffer::scratch;
+  if (is_scratch || operand.rank != rank_) text += " of " + std::to_string(operand.rank);
+  const int first = is_scratch ? operand.offset : operand.chunk;
+  text += is_scratch ? " unit " : " chunk ";
+  text += std::to_string(first);
+  return span > 1 ? text + ".." + std::to_string(first + span - 1) : text;
+}
+
+std::string Program::text() const {
+  std::string text =
+      std::to_string(instructions_.size()) + " instructions of " +
+      std::to_string(sizeof(Instruction)) + " bytes, " + std::to_string(operands_.size()) +
+      " operands of " + std::to_string(sizeof(Operand)) + "; " + std::to_string(stages_) +
+      " stages; in each of " + std::to_string(kWindows) + " windows " + std::to_string(flags_) +
+      " flags, " + std::to_string(units_) + " units of scratch\n";
+  for (std::size_t i = 0; i < instructions_.size(); ++i) {
+    const Instruction& instruction = instructions_[i];
+    char head[64];
+    std::snprintf(head, sizeof head, "%4zu  stage %d  %-6s  ", i, instruction.stage,
+                  std::string(name(instruction.verb)).c_str());
+    text += head;
+    if (instruction.verb == Verb::signal || instruction.verb == Verb::wait) {
+      const Line* const lines = channel_.peers_[static_cast<std::size_t>(instruction.peer)].lines;
+      text += "flag " + std::to_string(instruction.line - lines) + " of " +
+              std::to_string(instruction.peer) + (instruction.span == 0 ? ", no payload" : "");
+    }
+    const Operand* operand = operands_.data() + instruction.first;
+    for (int k = 0; k < instruction.to_count + instruction.from_count; ++k) {
+      if (k > 0) text += k == instruction.to_count ? " <- " : ", ";
+      text += text_of(*operand++, instruction.span);
+    }
+    text += '\n';
+  }
+  return text;
+}
+
 /// What follows from the arguments, whatever the buffers.
 void Program::set(const Arguments& arguments) {
   arguments_ = arguments;

@@ -30,6 +30,7 @@ class Program final : public trib::Program, public Operation {
     return is_done;
   }
   int blocked_on() const override { return blocked_on_; }
+  std::string text() const override;
   std::uint64_t position() const override {
     return (static_cast<std::uint64_t>(tick_) << 32) + static_cast<std::uint64_t>(next_) * 8 +
            static_cast<std::uint64_t>(stage_);
@@ -111,6 +112,7 @@ class Program final : public trib::Program, public Operation {
   std::byte* address(const Place& place) const {
     return reinterpret_cast<std::byte*>(bases_[place.base] + place.offset + window_ * place.stride);
   }
+  std::string text_of(const Operand& operand, int span) const;
   std::byte* address(const Operand& operand, int index) const {
     return address(place(operand, index));
   }
