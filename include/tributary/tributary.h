@@ -102,7 +102,9 @@ trib_result trib_comm_destroy(trib_comm* comm);
 trib_result trib_comm_abort(trib_comm* comm);
 
 /* Whether anything went wrong since creation, on the device or at a peer: never blocks. *error is
- * TRIB_SUCCESS or the first failure; trib_last_error() then describes it. */
+ * TRIB_SUCCESS or the first failure; trib_last_error() then describes it. Ranks that have enqueued
+ * different calls are such a failure, as long as they are no more than some calls apart; of what
+ * graphs replay nobody sees it. */
 trib_result trib_comm_query(trib_comm* comm, trib_result* error);
 
 int trib_comm_rank(const trib_comm* comm);

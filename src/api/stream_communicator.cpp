@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "algorithm/registry.hpp"
+#include "comm/plans.hpp"
 #include "comm/tuner.hpp"
 
 namespace trib {
@@ -100,6 +101,28 @@ const StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
   return plans_.emplace(std::move(kind), std::move(plan)).first->second;
 }
 
+namespace {
+
+/// What ranks have to agree on. Of parts with counts of their own, it is all that they show.
+Signature signature_of(const StreamCommunicator::Call& call, const std::vector<std::size_t>& counts,
+                       std::size_t total) {
+  Signature signature;
+  signature.count = total;
+  signature.root = call.root;
+  signature.collective = static_cast<std::uint8_t>(call.collective);
+  signature.dtype = static_cast<std::uint8_t>(call.dtype);
+  signature.op = static_cast<std::uint8_t>(call.op);
+  signature.form = 3;
+  std::uint64_t hash = mix(0x73747265u, static_cast<std::uint64_t>(call.root));
+  hash = mix(hash, std::uint64_t{signature.collective} << 16 | std::uint64_t{signature.dtype} << 8 |
+                       signature.op);
+  for (const std::size_t count : counts) hash = mix(hash, count);
+  signature.hash = hash;
+  return signature;
+}
+
+}  // namespace
+
 StreamCommunicator::Work StreamCommunicator::work_of(const Call& call) {
   Work work;
   work.arguments.in = call.in;
@@ -118,13 +141,19 @@ StreamCommunicator::Work StreamCommunicator::work_of(const Call& call) {
   else
     counts.assign(1, call.count);
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  Signature& signature = work.arguments.signature;
+  signature = signature_of(call, counts, total);
   if (total == 0) return work;
   // Kernels count a chunk's elements in 32 bits.
   if (total > UINT32_MAX) throw Error(Code::argument, "more than 2^32 - 1 elements in one call");
-  work.mapped = find_registered(call, total * bytes(call.dtype));
+  std::uint64_t place = 0;
+  work.mapped = find_registered(call, total * bytes(call.dtype), place);
+  signature.hash = mix(signature.hash, place);
+  const Signature made = signature;
   const Plan& plan = plan_for(call, std::move(counts), !work.mapped.empty());
   work.program = plan.loaded->program.get();
   work.arguments = plan.arguments;
+  work.arguments.signature = made;
   work.arguments.in = call.in;
   if (call.collective == Collective::allgather)  // `in` is one chunk of a vector that nobody has
     work.arguments.in = reinterpret_cast<const void*>(
@@ -135,8 +164,9 @@ StreamCommunicator::Work StreamCommunicator::work_of(const Call& call) {
 }
 
 /// Where all ranks' `out` is, for a call that is to deliver results there; otherwise nothing.
-std::vector<MappedBuffers> StreamCommunicator::find_registered(const Call& call,
-                                                               std::size_t bytes) {
+/// `place`: what ranks have to agree on.
+std::vector<MappedBuffers> StreamCommunicator::find_registered(const Call& call, std::size_t bytes,
+                                                               std::uint64_t& place) {
   if (call.collective != Collective::allreduce) return {};
   const auto out = reinterpret_cast<std::uintptr_t>(call.out);
   for (const auto& known : registrations_) {
@@ -147,7 +177,9 @@ std::vector<MappedBuffers> StreamCommunicator::find_registered(const Call& call,
     std::vector<MappedBuffers> mapped;
     for (const MappedBuffers& its : registration->mapped)
       mapped.push_back({nullptr, static_cast<std::byte*>(its.in) + (out - registration->begin)});
-    if (!mapped.empty()) mapped[static_cast<std::size_t>(rank_)].in = const_cast<void*>(call.in);
+    if (mapped.empty()) return {};
+    mapped[static_cast<std::size_t>(rank_)].in = const_cast<void*>(call.in);
+    place = mix(registration->number, out - registration->begin);
     return mapped;
   }
   return {};
@@ -178,12 +210,24 @@ std::shared_ptr<StreamCommunicator::Registration> StreamCommunicator::enroll(voi
   if (device_->where(buffer) == Memory::device) buffers = {buffer, nullptr, bytes, 0};
   registration->hold = device_->hold(buffers, registration->mapped);
   if (!registration->hold) registration->mapped.clear();
+  registration->number = ++last_registration_;
   std::erase_if(registrations_, [](const auto& known) { return known.expired(); });
   registrations_.push_back(registration);
   return registration;
 }
 
+/// Shows peers what this rank calls.
+void StreamCommunicator::announce(const Signature& signature) {
+  const std::lock_guard lock(state_mutex_);
+  host_->announce(signature);
+}
+
 void StreamCommunicator::launch(Work work, Stream stream) {
+  if (size_ > 1) {
+    work.arguments.is_captured = device_->is_capturing(stream);
+    // When a graph is launched, and how often it was captured, is not seen here.
+    if (!work.arguments.is_captured) announce(work.arguments.signature);
+  }
   if (work.program == nullptr) {
     if (work.copied > 0)
       device_backend()->enqueue_copy(work.arguments.out, work.arguments.in, work.copied, stream);
@@ -249,12 +293,21 @@ void StreamCommunicator::check() {
 void StreamCommunicator::look() {
   const std::lock_guard lock(state_mutex_);
   if (failure_ || size_ == 1) return;
-  device_->check();
+  // Who gives up says why on the host before it does so on devices: so a look there comes later,
+  // and has the word.
+  std::optional<Error> of_device;
+  try {
+    device_->check();
+  } catch (const Error& error) {
+    of_device = error;
+  }
+  host_->check_calls();
   for (int rank = 0; rank < size_; ++rank)
     if (rank != rank_) host_->diagnose(rank, ++position_);
   // Looking whether a process lives takes a system call: one per check.
   looked_at_ = (looked_at_ + 1) % size_;
   if (looked_at_ != rank_) host_->check_alive(looked_at_);
+  if (of_device) throw Error(*of_device);
 }
 
 void StreamCommunicator::drain() {
@@ -266,8 +319,12 @@ void StreamCommunicator::drain() {
     // Kernels here may wait for a peer that died, and nobody else may be looking.
     const std::jthread watch([this](const std::stop_token& is_over) {
       try {
-        for (; !is_over.stop_requested(); std::this_thread::sleep_for(std::chrono::milliseconds(5)))
+        for (; !is_over.stop_requested();
+             std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
           host_->check_all_alive();
+          const std::lock_guard lock(state_mutex_);
+          host_->check_calls();
+        }
       } catch (const Error& error) {
         end(error);
       }

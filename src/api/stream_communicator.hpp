@@ -43,6 +43,7 @@ class StreamCommunicator {
   /// Memory of each rank, in this process's addresses; where it cannot be mapped, only its own. As
   /// long as it lives, calls deliver results into it.
   struct Registration {
+    std::uint64_t number = 0;  ///< from 1, in the order of the calls that made them
     std::uintptr_t begin = 0;
     std::size_t bytes = 0;
     std::vector<MappedBuffers> mapped;  ///< their `in`, of each rank; or empty
@@ -88,8 +89,10 @@ class StreamCommunicator {
   using PlanKey = std::tuple<Collective, Dtype, Op, int, std::vector<std::size_t>, bool>;
 
   const Plan& plan_for(const Call& call, std::vector<std::size_t> counts, bool is_registered);
-  std::vector<MappedBuffers> find_registered(const Call& call, std::size_t bytes);
+  std::vector<MappedBuffers> find_registered(const Call& call, std::size_t bytes,
+                                             std::uint64_t& place);
   Work work_of(const Call& call);
+  void announce(const Signature& signature);
   void launch(Work work, Stream stream);
   void expect_usable();
   [[noreturn]] void fail(const Error& error);
@@ -112,6 +115,7 @@ class StreamCommunicator {
   std::map<std::tuple<Collective, const Algorithm*, int, Reach>, Loaded> programs_;
   std::map<PlanKey, Plan> plans_;
   std::vector<std::weak_ptr<Registration>> registrations_;
+  std::uint64_t last_registration_ = 0;
 };
 
 }  // namespace trib

@@ -36,7 +36,7 @@ struct Signature {
   std::uint64_t count = 0;  ///< elements
   std::int32_t root = 0;
   std::uint8_t collective = 0, dtype = 0, op = 0;
-  std::uint8_t form = 0;      ///< 1: nonblocking, 2: persistent
+  std::uint8_t form = 0;      ///< 1: nonblocking, 2: persistent, 3: on a stream
   std::int8_t declined = -1;  ///< a Decline, or -1
 };
 
@@ -88,6 +88,7 @@ struct Arguments {
   /// The work is enqueued on `stream` without a meeting of the ranks: launch() is all there is to
   /// do, the Operation is of no use. All calls of a channel are, or none.
   bool is_enqueued = false;
+  bool is_captured = false;  ///< the stream is being captured: the work becomes part of a graph
   Stream stream = nullptr;
 };
 
@@ -214,8 +215,11 @@ class HostChannel {
   virtual void diagnose(int blocked_on, std::uint64_t position) = 0;
   /// Throws Error if the process of the rank that is waited for is gone. Slower than diagnose().
   virtual void check_alive(int blocked_on) = 0;
-  /// The same of all ranks, but for those that have taken leave: they may have ended as they
-  /// should.
+  /// For ranks that do not wait for each other's calls: throws Error if they have made different
+  /// ones, as far as those that both have made last show it.
+  virtual void check_calls() = 0;
+  /// As check_alive() of all ranks, but for those that have taken leave: they may have ended as
+  /// they should.
   virtual void check_all_alive() = 0;
   /// This rank makes no more calls on the channel. Whether no peer will either: each has taken
   /// leave, has failed, or is gone.
@@ -303,6 +307,8 @@ class DeviceChannel {
   /// Memory of the device, filled with some value. Throws Error.
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void free(void* pointer) noexcept = 0;
+  /// Whether calls on the stream become part of a graph, and are made when that is launched.
+  virtual bool is_capturing(Stream stream) const = 0;
   /// Throws Error if what was enqueued has failed. Never blocks.
   virtual void check() = 0;
   /// Until what was enqueued is done. Throws Error if it failed.

@@ -2,6 +2,8 @@
 // Registered buffers on a stream: results that peers store directly, in every length and place,
 // back to back and in graphs; memory that peers cannot map; registrations that come and go; wrong
 // arguments.
+#include <unistd.h>
+
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -198,6 +200,31 @@ void come_and_go(trib_comm* comm) {
   registrations.clear();
 }
 
+/// Ranks that do not pass registered memory alike hear of it.
+void disagreement() {
+  for (const bool is_elsewhere : {false, true}) {
+    trib_comm* comm = nullptr;
+    CHECK(API(trib_comm_create)(&comm, rank, size, exchange, nullptr) == TRIB_SUCCESS, "%s",
+          last_error().c_str());
+    Stream stream;
+    Buffer in(3000), out(3000), other(3000);
+    const Registered registered(comm, out.data, 3000 * 4);
+    float* const wrong = is_elsewhere ? other.data : out.data + 16;
+    allreduce(comm, in.data, rank == size - 1 ? wrong : out.data, 2000, stream);
+    trib_result found = TRIB_SUCCESS;
+    std::string heard;
+    for (int i = 0; found == TRIB_SUCCESS; ++i) {
+      CHECK(API(trib_comm_query)(comm, &found) == TRIB_SUCCESS, "");
+      heard = last_error();
+      usleep(1000);
+      CHECK(i < 5000, "nobody has noticed");
+    }
+    stream.wait();
+    CHECK(heard.find("not registered alike") != std::string::npos, "%s", heard.c_str());
+    API(trib_comm_destroy)(comm);
+  }
+}
+
 void errors(trib_comm* comm) {
   const auto refused = [&](trib_result result, const char* text) {
     CHECK(result == TRIB_ERROR_ARGUMENT && last_error().find(text) != std::string::npos,
@@ -260,6 +287,7 @@ int main(int argc, char** argv) {
   }
   errors(comm);
   passed("errors");
+  if (size > 1 && has_graphs()) disagreement();
   trib_registration* late = nullptr;
   Buffer out(100);
   CHECK(API(trib_register)(comm, out.data, 400, &late) == TRIB_SUCCESS, "%s", last_error().c_str());

@@ -397,6 +397,65 @@ void errors(trib_comm* comm) {
         last_error().c_str());
 }
 
+/// Calls that differ between the ranks: each rank hears what the others have called, and nobody
+/// waits any longer. `behind`: calls that follow, on all ranks alike.
+template <class Wrong>
+void disagreement(const char* text, int behind, Wrong&& wrong) {
+  trib_comm* comm = nullptr;
+  CHECK(API(trib_comm_create)(&comm, rank, size, exchange, nullptr) == TRIB_SUCCESS, "%s",
+        last_error().c_str());
+  Stream stream;
+  Buffer in(5000), out(5000);
+  const auto right = [&] {
+    CHECK(API(trib_allreduce)(in.data, out.data, 1000, TRIB_FLOAT32, TRIB_SUM, comm,
+                              stream.handle) == TRIB_SUCCESS,
+          "%s", last_error().c_str());
+  };
+  for (int i = 0; i < 20; ++i) right();
+  trib_result found = TRIB_SUCCESS;
+  CHECK(API(trib_comm_query)(comm, &found) == TRIB_SUCCESS && found == TRIB_SUCCESS, "%s",
+        last_error().c_str());
+  MPI_Barrier(MPI_COMM_WORLD);
+  CHECK(wrong(comm, in.data, out.data, stream.handle) == TRIB_SUCCESS, "%s", last_error().c_str());
+  for (int i = 0; i < behind; ++i) right();
+  std::string heard;
+  for (int i = 0; found == TRIB_SUCCESS; ++i) {
+    CHECK(API(trib_comm_query)(comm, &found) == TRIB_SUCCESS, "");
+    heard = last_error();
+    usleep(1000);
+    CHECK(i < 5000, "nobody has noticed: %s", text);
+  }
+  stream.wait();
+  // A rank that hears of it from another one has that one's words.
+  CHECK(found == TRIB_ERROR_ARGUMENT || found == TRIB_ERROR_PEER, "%d", static_cast<int>(found));
+  CHECK(heard.find("ranks disagree") != std::string::npos && heard.find(text) != std::string::npos,
+        "\"%s\" has no \"%s\"", heard.c_str(), text);
+  API(trib_comm_destroy)(comm);
+}
+
+void disagreements() {
+  const bool is_odd = rank == size - 1;
+  disagreement("trib_allreduce of 2000 f32", 0,
+               [&](trib_comm* comm, float* in, float* out, void* stream) {
+                 return API(trib_allreduce)(in, out, is_odd ? 2000 : 1000, TRIB_FLOAT32, TRIB_SUM,
+                                            comm, stream);
+               });
+  disagreement("with max", 3, [&](trib_comm* comm, float* in, float* out, void* stream) {
+    return API(trib_allreduce)(in, out, 1000, TRIB_FLOAT32, is_odd ? TRIB_MAX : TRIB_SUM, comm,
+                               stream);
+  });
+  disagreement(
+      "trib_reduce of 1000 f32", 0, [&](trib_comm* comm, float* in, float* out, void* stream) {
+        return is_odd ? API(trib_reduce)(in, out, 1000, TRIB_FLOAT32, TRIB_SUM, 0, comm, stream)
+                      : API(trib_allreduce)(in, out, 1000, TRIB_FLOAT32, TRIB_SUM, comm, stream);
+      });
+  disagreement("trib_allreduce of 0 f32", 1,
+               [&](trib_comm* comm, float* in, float* out, void* stream) {
+                 return API(trib_allreduce)(in, out, is_odd ? 0 : 1000, TRIB_FLOAT32, TRIB_SUM,
+                                            comm, stream);
+               });
+}
+
 /// Rank 0 aborts while the others wait for it on the device.
 void abort_ends_waiting(trib_comm* comm) {
   Stream stream;
@@ -446,6 +505,8 @@ int main(int argc, char** argv) {
     graph_in_place(comm);
     passed("a graph in place");
   }
+  if (size > 1) disagreements();
+  passed("ranks that disagree");
   early_end();
   passed("a rank that ends early");
   errors(comm);

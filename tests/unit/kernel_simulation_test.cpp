@@ -32,7 +32,7 @@ struct Mutant {
 
 /// A buffer among others: what lies around it must stay.
 struct Allocation {
-  Bytes bytes, expected;
+  Bytes bytes, before, expected;
   std::byte* begin = nullptr;
 
   Allocation(std::size_t length, std::size_t misalignment, simulation::Machine& machine) {
@@ -43,7 +43,7 @@ struct Allocation {
   }
   void fill(simulation::Machine& machine) {
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(machine.below(256));
-    expected = bytes;
+    expected = before = bytes;
   }
   void expect(const Bytes& result) {
     std::memcpy(expected.data() + (begin - bytes.data()), result.data(), result.size());
@@ -195,9 +195,12 @@ class Calls {
       if ((is_chain || is_brief_) && one_in(2)) call.shape.collective = Collective::reduce;
       if (has_root(call.shape.collective))
         call.shape.root = static_cast<int>(below(at(setup_.ranks)));
-      call.reach = kind_ != Kind::blocking || one_in(2) ? Reach::scratch
-                   : one_in(2)                          ? Reach::push
-                                                        : Reach::map;
+      // On streams, results are delivered to who has given its part of them.
+      const bool is_for_streams = call.shape.collective == Collective::allreduce;
+      call.reach = is_shared || one_in(2)    ? Reach::scratch
+                   : kind_ == Kind::blocking ? one_in(2) ? Reach::push : Reach::map
+                   : is_for_streams          ? Reach::push
+                                             : Reach::scratch;
       call.is_packet = call.reach == Reach::scratch && one_in(is_brief_ ? 2 : 4);
       call.in_place = one_in(2) && !(is_shared && is_scatter(call.shape.collective));
       // Others do for both.
@@ -329,6 +332,10 @@ class Calls {
     for (int rank = 0; rank < setup_.ranks; ++rank)
       if (kind_ == Kind::shared && simulation_.gpu_of(rank) != gpu) mapped[at(rank)] = {};
     for (const int rank : ranks_on(gpu)) {
+      for (const Allocation* const buffer : {&call.in[at(rank)], &call.out[at(rank)]})
+        if (kind_ == Kind::stream && buffer->bytes != buffer->before)
+          early_ = "rank " + std::to_string(rank) + " had not begun call " +
+                   std::to_string(host.begun - 1) + " when a peer wrote into its buffers";
       Arguments arguments;
       arguments.signature.collective = static_cast<std::uint8_t>(call.shape.collective);
       arguments.in = call.buffers[at(rank)].in;
@@ -350,6 +357,7 @@ class Calls {
 
   /// The host learns that its call is over, and takes its buffers back.
   std::string end(int gpu) {
+    if (!early_.empty()) return early_;
     Host& host = hosts_[at(gpu)];
     Call& call = calls_[host.over++];
     const bool is_failed = has_error(gpu);
@@ -481,6 +489,7 @@ class Calls {
   int failed_ = 0, good_ = 0;
   // What is to go wrong.
   bool is_told_of_ = false;
+  std::string early_;
   int victim_ = -1;
   std::uint64_t dies_at_ = 0, stops_at_ = 0;
 };

@@ -384,6 +384,14 @@ void Channel::poison(const std::string&) noexcept {
     ::sched_yield();
 }
 
+bool Channel::is_capturing(Stream stream) const {
+  const Current current(context_);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuda::check(driver_.cuStreamIsCapturing_(static_cast<CUstream>(stream), &status),
+              "cannot look at the stream");
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 void Channel::check() {
   check_stream();
   check_result();

@@ -54,6 +54,7 @@ class Channel final : public trib::DeviceChannel {
   void look_ahead() override;
   void* allocate(std::size_t bytes) override;
   void free(void* pointer) noexcept override;
+  bool is_capturing(Stream stream) const override;
   void check() override;
   void drain() override;
 

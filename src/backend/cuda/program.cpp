@@ -598,12 +598,10 @@ void Program::start(const Arguments& arguments) {
   }
   CUstream stream = channel_.stream_;
   std::optional<Queue::Place> place;
-  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   unsigned long long stream_id = 0;
   if (arguments.is_enqueued) {
     stream = static_cast<CUstream>(arguments.stream);
-    check(channel_.driver_.cuStreamIsCapturing_(stream, &capture), "cannot look at the stream");
-    if (capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+    if (arguments.is_captured) {
       channel_.is_captured_ = true;
     } else {
       check(channel_.driver_.cuStreamGetId_(stream, &stream_id), "cannot look at the stream");
@@ -650,7 +648,7 @@ void Program::start(const Arguments& arguments) {
     check(channel_.driver_.cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(arguments.out), aside_, own,
                                           stream),
           "cannot copy the result");
-  if (arguments.is_enqueued && capture == CU_STREAM_CAPTURE_STATUS_NONE) {
+  if (arguments.is_enqueued && !arguments.is_captured) {
     check(channel_.driver_.cuEventRecord_(channel_.last_, stream), "cannot record an event");
     channel_.last_stream_ = stream_id;
     channel_.is_enqueued_ = true;

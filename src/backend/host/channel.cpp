@@ -44,8 +44,9 @@ std::string describe(const Signature& signature) {
     called = "i" + called;
   else if (signature.form == 2)
     called += "_init";
-  std::string text = "MPI_" + called;
-  text[4] = static_cast<char>(std::toupper(text[4]));
+  const bool is_on_stream = signature.form == 3;
+  std::string text = (is_on_stream ? "trib_" : "MPI_") + called;
+  if (!is_on_stream) text[4] = static_cast<char>(std::toupper(text[4]));
   if (signature.declined >= 0) return text + " in a form that is left to the MPI";
   text += " of " + std::to_string(signature.count) + " " +
           std::string(name(static_cast<Dtype>(signature.dtype))) + " with " +
@@ -288,9 +289,12 @@ void Channel::disagree(int peer) const {
       continue;
     mine = describe(signature_of(here));
     theirs = describe(signature_of(there));
+    const bool is_on_stream = signature_of(here).form == 3;
     const bool is_record_gone = ago + 1 == calls && call > 1;  // of the call that differs
     if (theirs == mine)
-      theirs += is_record_gone ? ", and something else before" : ", with other recvcounts";
+      theirs += is_record_gone ? ", and something else before"
+                : is_on_stream ? ", with other counts, or buffers that are not registered alike"
+                               : ", with other recvcounts";
     if (ago > 0) when = " (" + std::to_string(ago) + (ago > 1 ? " calls ago)" : " call ago)");
   }
   if (theirs.empty() && its.state.failed.load(std::memory_order_acquire) != 0)
@@ -354,6 +358,25 @@ void Channel::check_alive(int blocked_on) {
 Channel::~Channel() {
   if (!peers_.empty() && peers_[rank_].control != nullptr)
     peers_[rank_].control->state.has_left.store(1, std::memory_order_release);
+}
+
+void Channel::check_calls() {
+  const Control& own = *peers_[rank_].control;
+  for (int peer = 0; peer < size_; ++peer) {
+    const Control& its = *peers_[peer].control;
+    // The last one that both have made.
+    const std::uint64_t call =
+        std::min(current_.call, its.state.call.load(std::memory_order_acquire));
+    const Record &here = own.history[call % kHistory], &there = its.history[call % kHistory];
+    if (call == 0 || here.call.load(std::memory_order_relaxed) != call ||
+        there.call.load(std::memory_order_acquire) != call)
+      continue;
+    const std::uint64_t hash = there.hash.load(std::memory_order_acquire);
+    // As in compare(): it may have been written anew meanwhile.
+    if (there.call.load(std::memory_order_relaxed) == call &&
+        hash != here.hash.load(std::memory_order_relaxed))
+      disagree(peer);
+  }
 }
 
 void Channel::check_all_alive() {

@@ -124,6 +124,7 @@ class Channel final : public HostChannel {
   int missing() override;
   void diagnose(int blocked_on, std::uint64_t position) override;
   void check_alive(int blocked_on) override;
+  void check_calls() override;
   void check_all_alive() override;
   bool have_all_left() override;
   void poison(const std::string& why) noexcept override;
