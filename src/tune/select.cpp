@@ -145,6 +145,7 @@ constexpr DeviceRow kDevice[] = {
     {2,    512 * KiB,  "one_shot", false, 132, 4 * KiB},
     {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
+    {2,    8192 * KiB, "two_shot", false, 132, 32 * KiB},
     {kAny, 64 * KiB,   "one_shot", true,  132, 512},
     {kAny, 4096 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {kAny, 8192 * KiB, "two_shot", false, 132, 16 * KiB, Engine::kernel, Reach::push},
