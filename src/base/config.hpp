@@ -41,7 +41,7 @@ struct Config {
   enum class Device : int { automatic, off } device = Device::automatic;  ///< TRIB_DEVICE=auto|off
   enum class PeerAccess : int { automatic, off } peer_access = PeerAccess::automatic;  ///< TRIB_P2P
   enum class SharedGpu : int { leader, all } shared_gpu = SharedGpu::leader;  ///< TRIB_SHARED_GPU
-  enum class Map : int { automatic, off, always, results } map = Map::automatic;       ///< TRIB_MAP
+  enum class Map : int { automatic, off, always, results } map = Map::automatic;  ///< TRIB_MAP
   enum class Protocol : int {
     automatic,
     packet,

@@ -258,6 +258,12 @@ bool is_foldable(const Algorithm& algorithm, const Key& key, const Config& confi
          freedom_of(key, config) != Config::Determinism::order;
 }
 
+/// On a stream nobody knows whether peers are there, so none may read their buffers; and shorter
+/// results have not been seen to gain by it.
+bool may_deliver(const DeviceRow& row, const Key& key) {
+  return row.reach == Reach::scratch || (row.reach == Reach::push && key.bytes > 512 * KiB);
+}
+
 /// The table's row, of those that `config`, `can_copy` and `can_map` permit.
 Choice device_choice(const Key& key, const Config& config, bool can_copy, bool can_map) {
   std::span<const DeviceRow> rows = kDevice;
@@ -268,7 +274,7 @@ Choice device_choice(const Key& key, const Config& config, bool can_copy, bool c
   for (const DeviceRow& row : rows)
     if (key.size <= row.ranks && key.bytes <= row.bytes &&
         (row.reach == Reach::scratch || can_map) && (key.is_enqueued || !row.is_enqueued) &&
-        !(key.is_enqueued && row.reach == Reach::map) &&  // nobody knows whether peers are there
+        !(key.is_enqueued && !may_deliver(row, key)) &&
         (row.engine == Engine::kernel || (can_copy && is_reduction(key.collective))) &&
         is_foldable(*find_algorithm(row.algorithm), key, config))
       return {find_algorithm(row.algorithm),

@@ -108,6 +108,24 @@ TEST(Select, CallsOnStreamsFlowIntoEachOther) {
   EXPECT_EQ(select(key, Config{}).algorithm->name, "two_shot");
 }
 
+TEST(Select, OnStreamsNobodyReadsPeersBuffers) {
+  Key key;
+  key.place = Key::Place::device;
+  key.is_enqueued = key.can_map = true;
+  Config always;
+  always.map = Config::Map::always;
+  for (const int size : {2, 3, 4, 8, 16})
+    for (std::size_t bytes = 8; bytes <= std::size_t{1} << 31; bytes *= 2) {
+      key.size = size;
+      key.bytes = bytes;
+      const bool is_delivered = size == 2 ? bytes > (8u << 20) && bytes <= (32u << 20)
+                                          : bytes > (512u << 10) && bytes <= (64u << 20);
+      EXPECT_EQ(select(key, Config{}).reach, is_delivered ? Reach::push : Reach::scratch)
+          << size << " ranks, " << bytes << " bytes";
+      EXPECT_EQ(select(key, always).reach, Reach::push);
+    }
+}
+
 TEST(Select, AnAlgorithmIsUsedWhereItServes) {
   for (int collective = 0; collective < kAllCollectives; ++collective)
     for (const Algorithm& named : algorithms())
