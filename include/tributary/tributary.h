@@ -162,14 +162,17 @@ typedef struct trib_registration trib_registration;
  * that peers cannot map (pools, managed memory, what cuMemCreate made without a POSIX file handle)
  * may be registered, too, on some ranks or on all, to no effect. From then on all ranks pass
  * registered memory alike: if the `out` of a call lies in it on one rank, it does on all, at the
- * same distance from the beginning of the same registration. A request uses what was registered
- * when it was made: on all ranks, or on none. */
+ * same distance from the beginning of the same registration. Registrations of one communicator do
+ * not overlap. A request uses what was registered when it was made: on all ranks, or on none. */
 trib_result trib_register(trib_comm* comm, void* buffer, size_t bytes,
                           trib_registration** registration);
 
 /* All ranks do so between the same calls, before they free the memory, and before or after the
  * communicator is destroyed. The calls that used it have been completed; requests and graphs made
- * with it may be freed, but not started or replayed. Null is none. */
+ * with it may be freed, but not started or replayed. What peers have mapped of memory that is freed
+ * then, they let go in the next trib_register, and when they destroy the communicator: until then
+ * the driver keeps it. Of a communicator that failed, peers' kernels may store into registered
+ * memory until all ranks have destroyed it. Null is none. */
 trib_result trib_deregister(trib_registration* registration);
 
 /* ------------------------------------------------------------- persistent operations on a stream

@@ -77,6 +77,7 @@ const StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
         lower(all_ranks(*choice.algorithm, shape), shape, choice.reach);
     loaded.chunks = static_cast<std::size_t>(all[static_cast<std::size_t>(rank_)].chunks);
     loaded.parts = static_cast<std::size_t>(all[static_cast<std::size_t>(rank_)].parts);
+    loaded.reach = choice.reach;
     loaded.program = device_->load(all, choice.engine);
   }
   plan.loaded = &loaded;
@@ -148,9 +149,9 @@ StreamCommunicator::Work StreamCommunicator::work_of(const Call& call) {
   if (total > UINT32_MAX) throw Error(Code::argument, "more than 2^32 - 1 elements in one call");
   std::uint64_t place = 0;
   work.mapped = find_registered(call, total * bytes(call.dtype), place);
-  signature.hash = mix(signature.hash, place);
-  const Signature made = signature;
+  Signature made = signature;
   const Plan& plan = plan_for(call, std::move(counts), !work.mapped.empty());
+  if (plan.loaded->reach == Reach::push) made.hash = mix(made.hash, place);
   work.program = plan.loaded->program.get();
   work.arguments = plan.arguments;
   work.arguments.signature = made;
@@ -187,29 +188,38 @@ std::vector<MappedBuffers> StreamCommunicator::find_registered(const Call& call,
 
 std::shared_ptr<StreamCommunicator::Registration> StreamCommunicator::enroll(void* buffer,
                                                                              std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
-  expect_usable();
+  // Other threads' launches need not wait until all ranks have come.
+  const std::lock_guard lock(enroll_mutex_);
   auto registration = std::make_shared<Registration>();
   registration->begin = reinterpret_cast<std::uintptr_t>(buffer);
   registration->bytes = bytes;
   // What is wrong on one rank is told to all: none waits for another.
-  const std::size_t mine = buffer != nullptr ? bytes : 0;
-  std::vector<std::size_t> all(static_cast<std::size_t>(size_), mine);
+  struct Offer {
+    std::size_t bytes;
+    bool is_usable;
+  };
+  const Offer mine{buffer != nullptr ? bytes : 0, is_usable()};
+  std::vector<Offer> all(static_cast<std::size_t>(size_), mine);
   if (size_ > 1) bootstrap_->exchange(&mine, all.data(), sizeof mine);
+  expect_usable();
   for (int rank = 0; rank < size_; ++rank) {
-    const std::size_t its = all[static_cast<std::size_t>(rank)];
-    if (its == 0)
+    const auto& [its_bytes, its_is_usable] = all[static_cast<std::size_t>(rank)];
+    if (!its_is_usable)
+      throw Error(Code::unusable, "on rank " + std::to_string(rank) + " the communicator failed");
+    if (its_bytes == 0)
       throw Error(Code::argument,
                   "rank " + std::to_string(rank) + " registers null, or nothing: bytes is 0");
-    if (its != all[0])
-      throw Error(Code::argument, "rank 0 registers " + std::to_string(all[0]) + " bytes, rank " +
-                                      std::to_string(rank) + " " + std::to_string(its));
+    if (its_bytes != all[0].bytes)
+      throw Error(Code::argument, "rank 0 registers " + std::to_string(all[0].bytes) +
+                                      " bytes, rank " + std::to_string(rank) + " " +
+                                      std::to_string(its_bytes));
   }
   if (size_ == 1) return registration;
   ShownBuffers buffers;
   if (device_->where(buffer) == Memory::device) buffers = {buffer, nullptr, bytes, 0};
   registration->hold = device_->hold(buffers, registration->mapped);
   if (!registration->hold) registration->mapped.clear();
+  const std::lock_guard lock_of_launches(mutex_);
   registration->number = ++last_registration_;
   std::erase_if(registrations_, [](const auto& known) { return known.expired(); });
   registrations_.push_back(registration);
@@ -223,12 +233,7 @@ void StreamCommunicator::announce(const Signature& signature) {
 }
 
 void StreamCommunicator::launch(Work work, Stream stream) {
-  if (size_ > 1) {
-    work.arguments.is_captured = device_->is_capturing(stream);
-    // When a graph is launched, and how often it was captured, is not seen here.
-    if (!work.arguments.is_captured) announce(work.arguments.signature);
-  }
-  if (work.program == nullptr) {
+  if (size_ == 1) {
     if (work.copied > 0)
       device_backend()->enqueue_copy(work.arguments.out, work.arguments.in, work.copied, stream);
     return;
@@ -236,7 +241,10 @@ void StreamCommunicator::launch(Work work, Stream stream) {
   work.arguments.stream = stream;
   work.arguments.mapped = work.mapped.data();
   try {
-    work.program->launch(work.arguments);
+    work.arguments.is_captured = device_->is_capturing(stream);
+    // When a graph is launched, and how often it was captured, is not seen here.
+    if (!work.arguments.is_captured) announce(work.arguments.signature);
+    if (work.program != nullptr) work.program->launch(work.arguments);
   } catch (const Error& error) {
     fail(error);
   }
@@ -258,6 +266,11 @@ void StreamCommunicator::start(const Work& work, Stream stream) {
   const std::lock_guard lock(mutex_);
   expect_usable();
   launch(work, stream);
+}
+
+bool StreamCommunicator::is_usable() {
+  const std::lock_guard lock(state_mutex_);
+  return !failure_;
 }
 
 void StreamCommunicator::expect_usable() {

@@ -78,6 +78,7 @@ class StreamCommunicator {
  private:
   struct Loaded {
     std::size_t chunks = 1, parts = 1;
+    Reach reach = Reach::scratch;
     std::unique_ptr<Program> program;
   };
   /// How vectors of one kind and length are cut.
@@ -94,6 +95,7 @@ class StreamCommunicator {
   Work work_of(const Call& call);
   void announce(const Signature& signature);
   void launch(Work work, Stream stream);
+  bool is_usable();
   void expect_usable();
   [[noreturn]] void fail(const Error& error);
   void end(const Error& error) noexcept;
@@ -107,7 +109,8 @@ class StreamCommunicator {
   Findings findings_;
   // A launch may wait for room on the device as long as kernels there wait for a peer that died:
   // who wants to see that, and end it, must not have to wait for the launch.
-  std::mutex mutex_;  // of launches, and what they use
+  std::mutex mutex_;         // of launches, and what they use
+  std::mutex enroll_mutex_;  // of registrations being made; taken before mutex_
   std::mutex state_mutex_;
   std::optional<Error> failure_;  // the first one
   int looked_at_ = 0;

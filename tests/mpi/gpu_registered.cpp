@@ -200,17 +200,18 @@ void come_and_go(trib_comm* comm) {
   registrations.clear();
 }
 
-/// Ranks that do not pass registered memory alike hear of it.
+/// Ranks that do not pass registered memory alike hear of it, where results go there.
 void disagreement() {
+  constexpr std::size_t kCount = 4 << 20, kMore = kCount + 16;
   for (const bool is_elsewhere : {false, true}) {
     trib_comm* comm = nullptr;
     CHECK(API(trib_comm_create)(&comm, rank, size, exchange, nullptr) == TRIB_SUCCESS, "%s",
           last_error().c_str());
     Stream stream;
-    Buffer in(3000), out(3000), other(3000);
-    const Registered registered(comm, out.data, 3000 * 4);
+    Buffer in(kMore), out(kMore), other(kMore);
+    const Registered registered(comm, out.data, kMore * 4);
     float* const wrong = is_elsewhere ? other.data : out.data + 16;
-    allreduce(comm, in.data, rank == size - 1 ? wrong : out.data, 2000, stream);
+    allreduce(comm, in.data, rank == size - 1 ? wrong : out.data, kCount, stream);
     trib_result found = TRIB_SUCCESS;
     std::string heard;
     for (int i = 0; found == TRIB_SUCCESS; ++i) {

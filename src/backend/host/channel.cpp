@@ -264,6 +264,7 @@ void Channel::announce(const Signature& signature) {
 /// Throws if the peer's record of our call, or of one before it, differs from ours. Records that
 /// are gone already say nothing.
 void Channel::compare(int peer) {
+  if (current_.call == 0) return;
   const Record& record = peers_[peer].control->history[current_.call % kHistory];
   if (record.call.load(std::memory_order_acquire) != current_.call) return;
   const std::uint64_t hash = record.hash.load(std::memory_order_acquire);
