@@ -201,7 +201,7 @@ std::shared_ptr<StreamCommunicator::Registration> StreamCommunicator::enroll(voi
   const Offer mine{buffer != nullptr ? bytes : 0, is_usable()};
   std::vector<Offer> all(static_cast<std::size_t>(size_), mine);
   if (size_ > 1) bootstrap_->exchange(&mine, all.data(), sizeof mine);
-  expect_usable();
+  if (!mine.is_usable) expect_usable();  // not a new look: the others know of this one
   for (int rank = 0; rank < size_; ++rank) {
     const auto& [its_bytes, its_is_usable] = all[static_cast<std::size_t>(rank)];
     if (!its_is_usable)

@@ -276,7 +276,8 @@ class DeviceChannel {
   /// can be mapped: schedules of Reach::map can be loaded, and arguments name all ranks' buffers.
   virtual bool can_map() const { return false; }
   /// For shared devices, or buffers that all ranks are to map, before a meeting: adds to the card
-  /// what others have to know of this rank's buffers.
+  /// what others have to know of this rank's buffers. On shared devices they have to be settled
+  /// before kernels use them: wait_until_settled(), or is_settled() and another look at the cards.
   virtual void show(Card& card, const ShownBuffers& buffers) { (void)card, (void)buffers; }
   /// The same, after the meeting on `met`: where the buffers are. False: some cannot be reached.
   virtual bool reach(const HostChannel& met, const void* in, void* out,
@@ -284,9 +285,10 @@ class DeviceChannel {
     (void)met, (void)in, (void)out, (void)mapped;
     return true;
   }
-  /// Collective: maps buffers of all ranks, as if they had been shown and reached, for as long as
-  /// the token lives; as the program keeps them. Null (on all ranks alike): some cannot be mapped,
-  /// or some rank shows none. What kernels of this rank may be using is left as it is.
+  /// Collective: maps buffers of all ranks (on shared devices: of those on this rank's), as if they
+  /// had been shown and reached, for as long as the token lives; as the program keeps them. Null
+  /// (on all ranks alike): some cannot be mapped, or some rank shows none. What kernels of this
+  /// rank may be using is left as it is.
   virtual std::shared_ptr<void> hold(const ShownBuffers& buffers,
                                      std::vector<MappedBuffers>& mapped) {
     (void)buffers, (void)mapped;
@@ -295,6 +297,8 @@ class DeviceChannel {
   /// Whether peers' kernels may use buffers of this rank: the program has nothing under way on its
   /// default stream. May wait for that a little.
   virtual bool is_settled() const { return true; }
+  /// Until they may. Nothing that is under way there may wait for a peer.
+  virtual void wait_until_settled() const {}
   /// In calls that do without: lets go of what others have shown, and their programs have freed.
   virtual void tidy_up() {}
   /// To be called while the peers have not all posted a call yet: finds out what its launch will

@@ -40,7 +40,11 @@ struct Config {
       0;  ///< TRIB_SLICE: bytes of scratch per chunk and pass, 0: by table (K, M, G suffixes)
   enum class Device : int { automatic, off } device = Device::automatic;  ///< TRIB_DEVICE=auto|off
   enum class PeerAccess : int { automatic, off } peer_access = PeerAccess::automatic;  ///< TRIB_P2P
-  enum class SharedGpu : int { leader, all } shared_gpu = SharedGpu::leader;  ///< TRIB_SHARED_GPU
+  enum class SharedGpu : int {
+    leader,
+    all,
+    halves
+  } shared_gpu = SharedGpu::leader;  ///< TRIB_SHARED_GPU=leader|all|halves
   enum class Map : int { automatic, off, always, results } map = Map::automatic;  ///< TRIB_MAP
   enum class Protocol : int {
     automatic,

@@ -27,10 +27,13 @@ struct Lane {
   Plans plans;
   Plan* plan = nullptr;  // of `first`, once it has begun; persistent: of its only task
   bool has_own_plan = false;
-  bool turns = false;      // has more room than it needs
-  bool has_begun = false;  // `first` has been announced
-  int absent = -1;         // a rank that has not come to its meeting
-  Task* first = nullptr;   // the one that runs, or runs next
+  bool turns = false;                 // has more room than it needs
+  bool has_begun = false;             // `first` has been announced
+  int absent = -1;                    // a rank that has not come to its meeting
+  Card card;                          // that this rank shows there
+  bool meets_again = false;           // to hear whether all can reach what was shown
+  std::vector<MappedBuffers> mapped;  // nonblocking: of the ranks on this rank's device
+  Task* first = nullptr;              // the one that runs, or runs next
   Task* last = nullptr;
   Operation* operation = nullptr;  // of `first`, once launched
   Path* path = nullptr;            // whose operation it is
@@ -227,7 +230,8 @@ bool Background::open_lanes() {
   for (;; bytes = std::max(bytes / 4, kLeastLaneBytes)) {
     // The first communicators of a program have much.
     const std::size_t spare = bytes > kLeastLaneBytes ? kSegmentBudget * 3 / 4 : 0;
-    const Room room{2 * size + 16, std::max(bytes, 256 * static_cast<std::size_t>(size)), spare};
+    const Room room{flags_of_lane(size), std::max(bytes, 256 * static_cast<std::size_t>(size)),
+                    spare};
     for (auto& channel : main_.branch(room, kLanes))
       lanes.push_back(std::make_unique<Lane>(group_, std::move(channel), kLaneRows));
     if (!lanes.empty()) break;
@@ -285,14 +289,17 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
         path.binding = path.loaded->program->bind(path.arguments, /*is_fixed=*/true);
         path.arguments.binding = path.binding.get();
       }
+      DeviceChannel* const device = devices_.of_requests();
       if (task.meets_ && way)
-        lane->plans.path(own, Route::device, *way, devices_.channel.get());
-      else if (task.meets_)
-        lane->plans.path(own, Route::device, group_.findings(), devices_.channel.get());
-      if (task.meets_ && !task.mapped_.empty() &&
-          !lane->plans.can_use(own, Route::device_mapped, group_.findings(),
-                               devices_.channel.get()))
+        lane->plans.path(own, Route::device, *way, device);
+      else if (task.meets_ && !lane->plans.can_use(own, Route::device, group_.findings(), device) &&
+               !devices_.are_shared)
+        lane->plans.path(own, Route::device, group_.findings(), device);
+      if (task.meets_ && !task.mapped_.empty() && !devices_.are_shared &&
+          !lane->plans.can_use(own, Route::device_mapped, group_.findings(), device)) {
         task.mapped_.clear();
+        task.hold_.reset();
+      }
       task.lane_ = lane.get();
       task.own_lane_ = std::move(lane);
       const std::lock_guard lock(lock_);
@@ -417,8 +424,56 @@ void count_call(Lane& lane, const std::size_t bytes) {
 
 }  // namespace
 
+/// What `task` shows at its meeting.
+Card Background::card_of(const Lane& lane, const Task& task) const {
+  Card card = devices_.card(task.request_, task.call_);
+  DeviceChannel& device = *devices_.of_requests();
+  const Request& request = task.request_;
+  const bool is_held = !task.mapped_.empty();
+  if (devices_.are_shared && !is_held) {
+    const std::size_t out_bytes = lane.plan->out_bytes_of(group_.rank);
+    if (is_scattered_over_input(request, task.bytes_, out_bytes)) card.is_contended = true;
+    device.show(card, {request.in, request.out, task.bytes_, out_bytes});
+  }
+  card.is_settled = (!devices_.are_shared && !is_held) || device.is_settled();
+  return card;
+}
+
+/// After a meeting: where `task` is to run. Nothing: ranks meet once more.
+std::optional<Route> Background::route_of(Lane& lane, const Task& task) {
+  const HostChannel& met = *lane.channel;
+  const Request& request = task.request_;
+  DeviceChannel& device = *devices_.of_requests();
+  if (lane.meets_again) {
+    lane.meets_again = false;
+    bool is_reached = true;
+    for (int rank = 0; rank < group_.size; ++rank)
+      is_reached = is_reached && met.card(rank).is_reached;
+    if (!is_reached) named_.refuse_news();
+    return is_reached ? Route::device : Route::staged;
+  }
+  const Route route = devices_.route(met, group_.size, request, lane.plan->signature.count, named_);
+  if (route != Route::device) return route;
+  const bool are_settled = Devices::are_settled(met, group_.size);
+  const bool is_held = !task.mapped_.empty();
+  if (!devices_.are_shared) return is_held && are_settled ? Route::device_mapped : Route::device;
+  if (!are_settled || !lane.plans.can_use(*lane.plan, route, *task.findings_, &device))
+    return Route::staged;
+  if (is_held) return route;
+  const bool has_news = named_.has_news(met, group_.size);
+  lane.card.is_reached = device.reach(met, request.in, request.out, lane.mapped);
+  if (has_news) {
+    lane.channel->present(lane.card);
+    lane.meets_again = true;
+    return {};
+  }
+  if (!lane.card.is_reached) throw Error(Code::device, "another rank's buffers are gone");
+  return route;
+}
+
 /// False: its peers have not all come to the meeting before it.
 bool Background::launch(Lane& lane, Task& task) {
+  DeviceChannel* const device = devices_.of_requests();
   if (!lane.has_begun) {
     if (!lane.has_own_plan) {
       lane.plan = &lane.plans.find(task.request_);
@@ -426,29 +481,28 @@ bool Background::launch(Lane& lane, Task& task) {
     }
     lane.absent = -1;
     lane.has_begun = true;
+    lane.meets_again = false;
     if (task.meets_) {
       task.call_.begin();
-      Card card = devices_.card(task.request_, task.call_);
-      card.is_settled = task.mapped_.empty() || devices_.channel->is_settled();
-      lane.channel->present(card);
-      if (task.call_.is_first()) devices_.channel->look_ahead();
+      lane.card = card_of(lane, task);
+      lane.channel->present(lane.card);
+      if (task.call_.is_first()) device->look_ahead();
     }
   }
-  Route route = task.mapped_.empty() ? Route::host : Route::mapped;
+  std::optional<Route> route = task.mapped_.empty() ? Route::host : Route::mapped;
   if (task.meets_) {
-    lane.absent = lane.channel->absent();
-    if (lane.absent >= 0) return false;
-    route = devices_.route(*lane.channel, group_.size, task.request_, lane.plan->signature.count);
-    if (route != Route::device) task.call_.end();
-    if (route == Route::staged) stage(task);
-    if (route == Route::device && !task.mapped_.empty() &&
-        Devices::are_settled(*lane.channel, group_.size))
-      route = Route::device_mapped;
+    do {
+      lane.absent = lane.channel->absent();
+      if (lane.absent >= 0) return false;
+      route = route_of(lane, task);
+    } while (!route);
+    if (!is_on_device(*route)) task.call_.end();
+    if (*route == Route::staged) stage(task);
   }
-  Path& path = lane.plans.path(*lane.plan, route, *task.findings_, devices_.channel.get());
+  Path& path = lane.plans.path(*lane.plan, *route, *task.findings_, device);
   path.arguments.in = task.in_;
   path.arguments.out = task.out_;
-  path.arguments.mapped = task.mapped_.data();
+  path.arguments.mapped = task.mapped_.empty() ? lane.mapped.data() : task.mapped_.data();
   lane.path = &path;
   lane.is_streamed = path.arguments.store == Store::stream;
   lane.operation = &path.loaded->program->launch(path.arguments);
@@ -606,7 +660,7 @@ void Background::fail_all(const Error& error) noexcept {
     main_.poison(failure_);
     for (const auto& lane : lanes_) lane->channel->poison(failure_);
     for (Lane* const lane : own_lanes_) lane->channel->poison(failure_);
-    if (devices_.channel) devices_.channel->poison(failure_);
+    devices_.poison(failure_);
   }
   end_all(error);
 }

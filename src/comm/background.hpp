@@ -85,6 +85,8 @@ class Background {
   /// Collective. False (on all ranks alike): there is no memory. Idempotent.
   bool open_lanes();
   bool has_lanes() const { return !lanes_.empty(); }
+  /// What is staged in a lane has to do with so many.
+  static constexpr int flags_of_lane(int ranks) { return 2 * ranks + 16; }
 
   /// Collective: gives `task`, whose request is filled in, a lane and a program: for `way`, or for
   /// what the tables say. False (on all ranks alike): there is no memory.
@@ -162,6 +164,8 @@ class Background {
   void note_first_look(Task& task);
   Lane& next_lane(bool meets);
   void enqueue(Task& task, Lane& lane);
+  Card card_of(const Lane& lane, const Task& task) const;
+  std::optional<Route> route_of(Lane& lane, const Task& task);
   bool launch(Lane& lane, Task& task);
   bool relaunch(Lane& lane, const Task& task);
   void finish(Task& task);
@@ -173,7 +177,8 @@ class Background {
   HostChannel& main_;
   Bootstrap& bootstrap_;
   Devices& devices_;
-  BiasedLock lock_;  // of everything below
+  BiasedLock lock_;    // of everything below
+  NamedBlocks named_;  // in nonblocking ones
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<Lane*> own_lanes_;   // of persistent tasks
   std::vector<Lane*> busy_;        // of both kinds

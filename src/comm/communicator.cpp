@@ -228,7 +228,7 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
   if (route == Route::device && devices_.are_shared && !reach(card, request, plan, route))
     route = Route::staged;
   if (route == Route::device && may_map(plan) &&
-      devices_.are_mappable(*channel_, group_.size, request) &&
+      Devices::are_mappable(*channel_, group_.size, request, named_) &&
       reach(card, request, plan, Route::device_mapped))
     route = Route::device_mapped;
   else if (devices_.channel && ++idle_calls_ % kIdleCalls == 0)
@@ -282,21 +282,14 @@ Card Communicator::device_card(const Request& request, const Plan& plan, const D
   Card card = devices_.card(request, call);
   if (!devices_.channel) return card;
   if (devices_.are_shared) {
-    if (is_in_the_way(request, plan)) card.is_contended = true;
+    if (is_scattered_over_input(request, plan.bytes, plan.out_bytes)) card.is_contended = true;
     devices_.channel->show(card, buffers_of(request, plan));
+    devices_.channel->wait_until_settled();
   } else if (may_map(plan)) {
     const ShownBuffers buffers = mappable_buffers(request, plan);
     if (buffers.in != nullptr) devices_.channel->show(card, buffers);
   }
   return card;
-}
-
-/// Kernels that write a scattered result over what they have yet to read keep it aside; not so for
-/// several ranks, nor where peers read it.
-bool Communicator::is_in_the_way(const Request& request, const Plan& plan) const {
-  const auto in = reinterpret_cast<std::uintptr_t>(request.in);
-  const auto out = reinterpret_cast<std::uintptr_t>(request.out);
-  return is_scatter(request.collective) && out < in + plan.bytes && in < out + plan.out_bytes;
 }
 
 ShownBuffers Communicator::buffers_of(const Request& request, const Plan& plan) const {
@@ -309,7 +302,8 @@ ShownBuffers Communicator::mappable_buffers(const Request& request, const Plan& 
                            reinterpret_cast<std::uintptr_t>(request.out)) %
                               kDeviceUnit ==
                           0;
-  if (is_in_the_way(request, plan) || (!is_aligned && group_.config.map == Config::Map::automatic))
+  if (is_scattered_over_input(request, plan.bytes, plan.out_bytes) ||
+      (!is_aligned && group_.config.map == Config::Map::automatic))
     return {};
   ShownBuffers buffers = buffers_of(request, plan);
   if (is_scatter(request.collective)) buffers.out = nullptr;  // stored by their own rank
@@ -328,7 +322,7 @@ bool Communicator::may_map(const Plan& plan) const {
 /// (on all ranks alike): kernels cannot serve the call on `route`.
 bool Communicator::reach(Card& card, const Request& request, Plan& plan, Route route) {
   if (!plans_->can_use(plan, route, group_.findings(), devices_.channel.get())) return false;
-  const bool has_news = devices_.has_news(*channel_, group_.size);
+  const bool has_news = named_.has_news(*channel_, group_.size);
   card.is_reached = devices_.channel->reach(*channel_, request.in, request.out, mapped_);
   if (!has_news) {
     if (!card.is_reached) throw Error(Code::device, "another rank's buffers are gone");
@@ -338,7 +332,7 @@ bool Communicator::reach(Card& card, const Request& request, Plan& plan, Route r
   bool is_reached = true;
   for (int rank = 0; rank < group_.size; ++rank)
     is_reached = is_reached && channel_->card(rank).is_reached;
-  if (!is_reached) devices_.refuse_news();
+  if (!is_reached) named_.refuse_news();
   return is_reached;
 }
 
@@ -351,7 +345,7 @@ Route Communicator::meet(Card& card, const Request& request, const Plan& plan,
   if (elements > kMostElements &&
       is_driven_by_host(plans_->choose(plan, Route::device, group_.findings()).engine))
     elements = 0;
-  return devices_.route(*channel_, group_.size, request, elements);
+  return devices_.route(*channel_, group_.size, request, elements, named_);
 }
 
 /// The first call for such an engine; all ranks have met.
@@ -385,21 +379,56 @@ void Communicator::open_device(const void* pointer) {
   std::string why;
   auto channel = devices_.backend->open(*bootstrap_, group_.config, pointer, why);
   if (channel) {
-    const Level& device_of = channel->device_of();
+    const Level device_of = channel->device_of();
     if (device_of.empty() || may_share(device_of, why)) {
-      devices_.are_shared = !device_of.empty();
-      group_.set_device_of(device_of);
-      const auto show = [&] { devices_.channel = std::move(channel); };
-      if (background_)
-        background_->while_still(show);  // it may be looking, in another thread
-      else
-        show();
+      change_devices([&] {
+        devices_.are_shared = devices_.may_open_of_requests = !device_of.empty();
+        group_.set_device_of(device_of);
+        devices_.channel = std::move(channel);
+      });
       return adopt(Key::Place::device);
     }
   }
   devices_.are_refused = true;
   if (group_.rank == 0)
     log_once(Config::Log::warn, "reductions of GPU buffers go through host memory: " + why);
+}
+
+/// Collective: the same, for nonblocking and persistent reductions.
+void Communicator::open_device_of_requests(const void* pointer) {
+  if (!devices_.channel) {
+    open_device(pointer);
+    if (devices_.are_shared) plans_->forget();
+  }
+  if (!std::exchange(devices_.may_open_of_requests, false)) return;
+  // In the same context as the first one: `pointer` may be another device's.
+  void* memory = nullptr;
+  try {
+    memory = devices_.channel->allocate(1);
+  } catch (const Error&) {
+    // Other ranks go on: open() tells them if this one cannot.
+  }
+  std::string why;
+  auto channel =
+      devices_.backend->open(*bootstrap_, group_.config, memory != nullptr ? memory : pointer, why);
+  if (memory != nullptr) devices_.channel->free(memory);
+  if (channel && channel->device_of() != group_.device_of()) {
+    channel.reset();
+    why = "ranks came with other GPUs than before";
+  }
+  if (!channel && group_.rank == 0)
+    log_once(Config::Log::warn,
+             "nonblocking and persistent reductions of GPU buffers go through host memory: " + why);
+  change_devices([&] { devices_.own_of_requests = std::move(channel); });
+}
+
+/// The background may be looking at them, in another thread.
+template <class Change>
+void Communicator::change_devices(Change&& change) {
+  if (background_)
+    background_->while_still(change);
+  else
+    change();
 }
 
 inline void Communicator::wait(Operation& operation, bool is_devices) {
@@ -549,17 +578,13 @@ void Communicator::settle_devices() {
     signature.hash = 2;
     channel_->announce(signature);
     // The program may have freed it.
+    const void* const posted = posted_on_device_.load(std::memory_order_relaxed);
     const std::int32_t has_posted =
-        posted_on_device_ != nullptr && is_beyond_host(devices_.backend->where(posted_on_device_))
-            ? 1
-            : 0;
+        posted != nullptr && is_beyond_host(devices_.backend->where(posted)) ? 1 : 0;
     const bool have_all = add_words(Collective::allreduce, 0, has_posted) == group_.size;
     is_patient_ = false;
     if (!have_all) return;
-    if (!devices_.channel) {
-      open_device(posted_on_device_);
-      if (devices_.are_shared) plans_->forget();
-    }
+    open_device_of_requests(posted);
     if (devices_.channel) meets_ = true;
   } catch (...) {
     fail();
@@ -622,7 +647,14 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request, const Hints&
     wait_for_ranks(step, 1);
     settle(*task);
     std::optional<Choice> way;
-    if (task->meets_ || task->mapped_.empty()) way = tune_for(task->request_, task->meets_, hints);
+    // What goes by shared devices, or is staged, keeps the bits of blocking calls.
+    const bool is_on_host = !task->meets_ && task->mapped_.empty() && !task->is_staged_;
+    if (is_on_host || (task->meets_ && !devices_.are_shared))
+      way = tune_for(task->request_, task->meets_, hints);
+    else if (group_.rank == 0 && (hints.is_explicit || hints.way.algorithm[0] != '\0'))
+      log_once(Config::Log::warn,
+               "trib_tune and trib_algorithm are ignored for buffers on GPUs that ranks share, in "
+               "shared heaps, or staged through host memory");
     if (way && task->meets_) {
       task->mapped_.clear();
       task->hold_.reset();
@@ -647,6 +679,7 @@ struct Communicator::Part {
   Card card;
   bool can_serve;  ///< on a device
   bool may_turn;
+  bool is_scattered_over_input;
 };
 
 /// Collective: finds out where a persistent reduction is to run.
@@ -658,7 +691,8 @@ void Communicator::settle(Task& task) {
   Plan& plan = plans_->find(request);
   Part mine{devices_.card(request, none), devices_.can_serve(request, plan.signature.count),
             (!background_ || background_->turning_lanes() < Background::kTurningLanes) &&
-                channel_->has_ample_memory()};
+                channel_->has_ample_memory(),
+            is_scattered_over_input(request, plan.bytes, plan.out_bytes)};
   if (plan.is_mappable) {
     const Card card = heap_card(request, plan);
     mine.card.in_at = card.in_at;
@@ -667,6 +701,14 @@ void Communicator::settle(Task& task) {
   std::vector<Part> all(static_cast<std::size_t>(group_.size));
   bootstrap_->exchange(&mine, all.data(), sizeof mine);
   task.meets_ = settle_on_device(request, plan, all);
+  // On shared devices no kernel keeps such a result aside.
+  if (devices_.are_shared && std::any_of(all.begin(), all.end(), [](const Part& part) {
+        return part.is_scattered_over_input;
+      }))
+    task.meets_ = false;
+  if (task.meets_) hold(task, plan);
+  // Where ranks share devices, one works on the buffers of others.
+  if (task.meets_ && devices_.are_shared && !task.hold_) task.meets_ = false;
   task.is_staged_ = !task.meets_ && std::any_of(all.begin(), all.end(), [](const Part& part) {
     return is_beyond_host(part.card.in) || is_beyond_host(part.card.out);
   });
@@ -674,21 +716,31 @@ void Communicator::settle(Task& task) {
   task.may_turn_ =
       std::all_of(all.begin(), all.end(), [](const Part& part) { return part.may_turn; });
   const auto card_of = [&](int rank) { return all[static_cast<std::size_t>(rank)].card; };
-  if (task.meets_)
-    hold(task, plan);
-  else if (!plan.is_mappable || !map(plan, card_of, task.mapped_))
+  if (!task.meets_ && (!plan.is_mappable || !map(plan, card_of, task.mapped_)))
     task.mapped_.clear();
 }
 
-/// Collective: lets kernels of all devices use the task's buffers, if they gain by it.
+/// Collective: lets kernels of other ranks use the task's buffers, if they gain by it or cannot do
+/// without.
 void Communicator::hold(Task& task, const Plan& plan) {
-  if (!may_map(plan)) return;
   const Request& request = task.request_;
-  ShownBuffers buffers = mappable_buffers(request, plan);
-  const bool is_mine = devices_.where(request.in, request.dtype) == Memory::device;
-  if (!is_mine) buffers = {};
-  task.hold_ = devices_.channel->hold(buffers, task.mapped_);
-  if (!task.hold_) task.mapped_.clear();
+  ShownBuffers buffers;
+  if (devices_.are_shared) {
+    buffers = buffers_of(request, plan);
+    if (buffers.out_bytes == 0) buffers.out = nullptr;
+    if (buffers.out != nullptr && devices_.where(request.out, request.dtype) != Memory::device)
+      buffers = {};
+  } else if (may_map(plan)) {
+    buffers = mappable_buffers(request, plan);
+  } else {
+    return;
+  }
+  if (devices_.where(request.in, request.dtype) != Memory::device) buffers = {};
+  task.hold_ = devices_.of_requests()->hold(buffers, task.mapped_);
+  if (!task.hold_) return task.mapped_.clear();
+  // Of its own, the kernel uses those, too, that no peer is to see.
+  task.mapped_[static_cast<std::size_t>(group_.rank)] = {const_cast<void*>(request.in),
+                                                         request.out};
 }
 
 /// Collective: whether it may run on the ranks' devices.
@@ -703,11 +755,8 @@ bool Communicator::settle_on_device(const Request& request, Plan& plan,
     if (!part.card.is_ready || !part.can_serve) return false;
   }
   if (!is_any_beyond || plan.bytes == 0) return false;
-  if (!devices_.channel) {
-    open_device(request.in);
-    if (devices_.are_shared) plans_->forget(plan);
-  }
-  return devices_.channel != nullptr && !devices_.are_shared;
+  open_device_of_requests(request.in);
+  return devices_.of_requests() != nullptr;
 }
 
 namespace {
@@ -796,7 +845,7 @@ std::optional<Choice> Communicator::tune_for(const Request& request, bool is_on_
   const auto begin = Clock::now();
   const int spin = is_on_device ? kFirstSpinDevice : spin_;
   std::optional<Record> record =
-      tune({group_, *channel_, *bootstrap_, is_on_device ? devices_.channel.get() : nullptr,
+      tune({group_, *channel_, *bootstrap_, is_on_device ? devices_.of_requests() : nullptr,
             [&](Operation& operation, HostChannel& channel) {
               wait(operation, is_on_device, spin, channel);
             }},
@@ -851,7 +900,7 @@ inline void Communicator::stage(Task& task) {
     }
   }
   background_->stage(task);
-  posted_on_device_ = task.in_ != request.in ? request.in : nullptr;
+  posted_on_device_.store(task.in_ != request.in ? request.in : nullptr, std::memory_order_relaxed);
 }
 
 /// What is left to do once `task` is done.
@@ -995,7 +1044,7 @@ void Communicator::fail(const Error& error) {
       failure_ = error.what();
       has_failed_.store(true, std::memory_order_release);
       if (channel_) channel_->poison(failure_);
-      if (devices_.channel) devices_.channel->poison(failure_);
+      devices_.poison(failure_);
     }
   }
   if (background_) background_->fail(error);

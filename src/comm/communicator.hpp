@@ -141,9 +141,11 @@ class Communicator {
   bool may_map(const Plan& plan) const;
   ShownBuffers buffers_of(const Request& request, const Plan& plan) const;
   ShownBuffers mappable_buffers(const Request& request, const Plan& plan) const;
-  bool is_in_the_way(const Request& request, const Plan& plan) const;
   bool reach(Card& card, const Request& request, Plan& plan, Route route);
   void open_device(const void* pointer);
+  void open_device_of_requests(const void* pointer);
+  template <class Change>
+  void change_devices(Change&& change);
   bool may_share(const Level& device_of, std::string& why) const;
   void settle(Task& task);
   void hold(Task& task, const Plan& plan);
@@ -160,7 +162,7 @@ class Communicator {
   void keep_counts(Task& task) const;
   std::int32_t add_words(Collective collective, int root, std::int32_t mine);
   /// Whether ranks meet before nonblocking reductions of what devices can serve.
-  bool meets_in_background() const { return meets_ && devices_.channel && !devices_.are_shared; }
+  bool meets_in_background() const { return meets_ && devices_.of_requests() != nullptr; }
   void stage(Task& task);
   void end(Task& task);
   void drive();
@@ -173,7 +175,9 @@ class Communicator {
   static void yield_and_look();
   void check_time(int peer, double waited) const;
   /// Whether it is known if devices serve nonblocking reductions.
-  bool is_settled() const { return devices_.are_refused || (devices_.channel && meets_); }
+  bool is_settled() const {
+    return devices_.are_refused || (devices_.channel && meets_ && !devices_.may_open_of_requests);
+  }
   void count_empty(const Request& request);
   [[noreturn]] void fail();
   [[noreturn]] void fail(const Error& error);
@@ -184,6 +188,7 @@ class Communicator {
   int spin_ = 0;  // polls before a wait lets others run
   std::unique_ptr<HostChannel> channel_;
   Devices devices_;
+  NamedBlocks named_;   // in blocking calls
   bool meets_ = false;  // ranks meet before every call: some use a device
   bool maps_ = false;   // ranks meet before calls for Route::mapped: some have such buffers
   std::uint32_t idle_calls_ = 0;    // that did without memory that devices have mapped
@@ -203,7 +208,7 @@ class Communicator {
   std::uint64_t posts_ = 0;
   std::atomic<bool> is_patient_{false};                     // waits have no limit
   bool may_use_devices_ = false, wants_to_settle_ = false;  // the same on all ranks
-  const void* posted_on_device_ = nullptr;                  // a buffer of the last such post
+  std::atomic<const void*> posted_on_device_{nullptr};      // a buffer of the last such post
   std::unique_ptr<Background> background_;  // from open_background() or prepare() on
 };
 

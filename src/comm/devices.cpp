@@ -42,7 +42,7 @@ bool Devices::can_serve(const Request& request, std::uint64_t elements) const {
 }
 
 Route Devices::route(const HostChannel& met, int size, const Request& request,
-                     std::uint64_t elements) const {
+                     std::uint64_t elements, const NamedBlocks& named) const {
   bool is_any_beyond = false, is_any_host = false, is_any_contended = false, are_all_ready = true;
   for (int rank = 0; rank < size; ++rank) {
     const Card card = met.card(rank);
@@ -51,8 +51,7 @@ Route Devices::route(const HostChannel& met, int size, const Request& request,
       is_any_host = is_any_host || memory == Memory::host || memory == Memory::distant;
     }
     is_any_contended =
-        is_any_contended || card.is_contended ||
-        (are_shared && (is_refused(rank, card.in_block) || is_refused(rank, card.out_block)));
+        is_any_contended || card.is_contended || (are_shared && named.is_any_refused(rank, card));
     are_all_ready = are_all_ready && card.is_ready;
   }
   if (!is_any_beyond) return Route::host;
@@ -61,13 +60,19 @@ Route Devices::route(const HostChannel& met, int size, const Request& request,
   return is_served ? Route::device : Route::staged;
 }
 
-bool Devices::are_mappable(const HostChannel& met, int size, const Request& request) const {
+void Devices::poison(const std::string& why) noexcept {
+  if (channel) channel->poison(why);
+  if (own_of_requests) own_of_requests->poison(why);
+}
+
+bool Devices::are_mappable(const HostChannel& met, int size, const Request& request,
+                           const NamedBlocks& named) {
   for (int rank = 0; rank < size; ++rank) {
     const Card card = met.card(rank);
     const bool gets_results = request.collective == Collective::allreduce ||
                               (request.collective == Collective::reduce && rank == request.root);
-    if (card.in_block == 0 || is_refused(rank, card.in_block) ||
-        (gets_results && (card.out_block == 0 || is_refused(rank, card.out_block))))
+    if (card.in_block == 0 || (gets_results && card.out_block == 0) ||
+        named.is_any_refused(rank, card))
       return false;
   }
   return true;
@@ -79,7 +84,7 @@ bool Devices::are_settled(const HostChannel& met, int size) {
   return true;
 }
 
-bool Devices::has_news(const HostChannel& met, int size) {
+bool NamedBlocks::has_news(const HostChannel& met, int size) {
   news_.clear();
   blocks_.resize(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
@@ -94,12 +99,12 @@ bool Devices::has_news(const HostChannel& met, int size) {
   return !news_.empty();
 }
 
-void Devices::refuse_news() {
+void NamedBlocks::refuse_news() {
   for (const auto& [rank, block] : news_)
     blocks_[static_cast<std::size_t>(rank)].refused[block % kShownBlocks] = block;
 }
 
-bool Devices::is_refused(int rank, std::uint64_t block) const {
+bool NamedBlocks::is_refused(int rank, std::uint64_t block) const {
   return block != 0 && static_cast<std::size_t>(rank) < blocks_.size() &&
          blocks_[static_cast<std::size_t>(rank)].refused[block % kShownBlocks] == block;
 }

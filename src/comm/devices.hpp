@@ -19,6 +19,15 @@ constexpr bool is_beyond_host(Memory memory) {
   return memory == Memory::device || memory == Memory::distant;
 }
 
+/// Kernels that write a scattered result over what they have yet to read keep it aside; not so for
+/// several ranks, nor where peers read it. Bytes of the vector, and of this rank's result.
+inline bool is_scattered_over_input(const Request& request, std::size_t bytes,
+                                    std::size_t out_bytes) {
+  const auto in = reinterpret_cast<std::uintptr_t>(request.in);
+  const auto out = reinterpret_cast<std::uintptr_t>(request.out);
+  return is_scatter(request.collective) && out < in + bytes && in < out + out_bytes;
+}
+
 /// A call of this process that may wait on a device, from before its meeting to its end. Two
 /// kernels of one process that wait for peers could wait for each other, since their order may
 /// differ between the GPUs: of calls that are under way at once all but the first go through host
@@ -41,41 +50,21 @@ class DeviceCall {
 /// Elements of a vector that kernels reduce: they count a chunk's in 32 bits.
 inline constexpr std::uint64_t kMostElements = UINT32_MAX;
 
-/// A communicator's use of devices.
-struct Devices {
-  DeviceBackend* backend = nullptr;  ///< null: none
-  bool are_in_use = false;           ///< by this process
-  bool are_refused = false;          ///< switched off, or the ranks' devices cannot work together
-  std::unique_ptr<DeviceChannel> channel;
-  bool are_shared = false;  ///< several ranks use one: `channel` wants to know all their buffers
-
-  /// Where a buffer of such elements is, as far as kernels are concerned.
-  Memory where(const void* pointer, Dtype dtype) const;
-  /// What to show the peers.
-  Card card(const Request& request, const DeviceCall& call) const;
-  /// Whether kernels could serve it, wherever its buffers are. `elements`: of the vector.
-  bool can_serve(const Request& request, std::uint64_t elements) const;
-  /// What the cards of a meeting on `met` come to.
-  Route route(const HostChannel& met, int size, const Request& request,
-              std::uint64_t elements) const;
-
-  // Shared devices, and buffers that are to be mapped: allocations are known by their numbers on
-  // the cards.
-
-  /// Whether peers' kernels may use buffers of all ranks, as the cards of a meeting on `met` say.
-  static bool are_settled(const HostChannel& met, int size);
-
-  /// Whether the cards of a meeting on `met` name all the memory that peers' kernels are to reach.
-  bool are_mappable(const HostChannel& met, int size, const Request& request) const;
-
-  /// Whether the cards of a meeting name allocations that no card named before.
+/// Allocations that cards have named by their numbers, in the calls on one channel: the same on all
+/// ranks, which read the same cards in the same order.
+class NamedBlocks {
+ public:
+  /// Whether the cards of a meeting on `met` name some that no card named before.
   bool has_news(const HostChannel& met, int size);
   /// Not all of these can be reached by those who would have to.
   void refuse_news();
+  bool is_any_refused(int rank, const Card& card) const {
+    return is_refused(rank, card.in_block) || is_refused(rank, card.out_block);
+  }
 
  private:
-  /// A rank's allocations by number, modulo kShownBlocks: those that cards have named, and of these
-  /// the ones out of reach.
+  /// Those of a rank by number, modulo kShownBlocks: the named ones, and of these the ones out of
+  /// reach.
   struct Blocks {
     std::array<std::uint64_t, kShownBlocks> seen{}, refused{};
   };
@@ -83,6 +72,42 @@ struct Devices {
 
   std::vector<Blocks> blocks_;                       // of each rank
   std::vector<std::pair<int, std::uint64_t>> news_;  // of the last meeting: rank, number
+};
+
+/// A communicator's use of devices.
+struct Devices {
+  DeviceBackend* backend = nullptr;  ///< null: none
+  bool are_in_use = false;           ///< by this process
+  bool are_refused = false;          ///< switched off, or the ranks' devices cannot work together
+  std::unique_ptr<DeviceChannel> channel;
+  bool are_shared = false;  ///< several ranks use one: `channel` wants to know all their buffers
+  /// Then nonblocking and persistent reductions have a channel of their own: what ranks show each
+  /// other goes in the order of a channel's calls, and these come in one of their own. Null: not
+  /// yet, or it cannot be had.
+  std::unique_ptr<DeviceChannel> own_of_requests;
+  bool may_open_of_requests = false;
+
+  /// What nonblocking and persistent reductions use, or null.
+  DeviceChannel* of_requests() const { return are_shared ? own_of_requests.get() : channel.get(); }
+
+  /// Where a buffer of such elements is, as far as kernels are concerned.
+  Memory where(const void* pointer, Dtype dtype) const;
+  /// What to show the peers.
+  Card card(const Request& request, const DeviceCall& call) const;
+  /// Whether kernels could serve it, wherever its buffers are. `elements`: of the vector.
+  bool can_serve(const Request& request, std::uint64_t elements) const;
+  /// What the cards of a meeting on `met` come to. `named`: in the calls there.
+  Route route(const HostChannel& met, int size, const Request& request, std::uint64_t elements,
+              const NamedBlocks& named) const;
+  /// What this rank's program has under way on its device ends, wherever it waits for peers.
+  void poison(const std::string& why) noexcept;
+
+  /// Whether peers' kernels may use buffers of all ranks, as the cards of a meeting on `met` say.
+  static bool are_settled(const HostChannel& met, int size);
+
+  /// Whether the cards of a meeting on `met` name all the memory that peers' kernels are to reach.
+  static bool are_mappable(const HostChannel& met, int size, const Request& request,
+                           const NamedBlocks& named);
 };
 
 }  // namespace trib

@@ -124,7 +124,7 @@ Loaded& Plans::load(const Request& request, const Choice& choice, DeviceChannel*
   loaded.collective = request.collective;
   if (device != nullptr) {
     const Shape shape = group_.shape(request.collective, request.root);
-    const bool is_shared = !shape.device_of.empty();
+    const bool is_shared = !device->device_of().empty();
     const Shape launching = is_shared ? leaders_of(shape) : shape;
     std::vector<Schedule> all =
         lower(all_ranks(*choice.algorithm, launching), launching, choice.reach);
@@ -156,9 +156,7 @@ Key Plans::key_of(const Plan& plan, Route route) const {
   key.place = is_on_device(route)      ? Key::Place::device
               : route == Route::staged ? Key::Place::staged
                                        : Key::Place::host;
-  // Kernels serve ranks that share devices in blocking calls only.
-  key.shares_devices = plan.request.form == Form::blocking && key.place != Key::Place::host &&
-                       !group_.device_of().empty();
+  key.shares_devices = key.place != Key::Place::host && !group_.device_of().empty();
   if (key.shares_devices && key.place == Key::Place::device) key.size = domains(group_.device_of());
   // Others are driven by any call that waits, too seldom to keep copy engines busy.
   key.can_copy = !has_no_copies_ && !key.shares_devices && plan.request.form == Form::blocking;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -15,7 +16,7 @@ namespace {
 
 int rank, size;
 
-enum class Kind { allreduce, reduce, reduce_scatter_block };
+enum class Kind { allreduce, reduce, reduce_scatter_block, reduce_scatter };
 
 float value(int r, int i, int salt) {
   return static_cast<float>((i * 7 + r * 13 + salt * 5) % 101);
@@ -28,6 +29,7 @@ struct Part {
   void *in_memory = nullptr, *out_memory = nullptr;
   bool is_in_place = false, is_pinned = false, is_plain = false;
   std::vector<float> plain_in, plain_out;
+  std::vector<int> counts;  // reduce_scatter: odd ranks get less
   float *in = nullptr, *out = nullptr;
   MPI_Request request = MPI_REQUEST_NULL;
 
@@ -36,6 +38,7 @@ struct Part {
     is_plain = where == 3 && rank % 2 == 1;
     is_pinned = where == 2;
     is_in_place = where == 1 && kind == Kind::allreduce;
+    for (int r = 0; r < size; ++r) counts.push_back(r % 2 == 0 ? count : count / 24 * 12);
     const std::size_t bytes = static_cast<std::size_t>(in_count()) * 4 + 64;
     if (is_plain) {
       plain_in.resize(bytes / 4);
@@ -56,7 +59,19 @@ struct Part {
   Part(const Part&) = delete;
   Part& operator=(const Part&) = delete;
 
-  int in_count() const { return kind == Kind::reduce_scatter_block ? count * size : count; }
+  int in_count() const {
+    if (kind == Kind::reduce_scatter) return std::accumulate(counts.begin(), counts.end(), 0);
+    return kind == Kind::reduce_scatter_block ? count * size : count;
+  }
+  int out_count() const {
+    return kind == Kind::reduce_scatter ? counts[static_cast<std::size_t>(rank)] : count;
+  }
+  /// Of what this rank gets, in the whole vector.
+  int first() const {
+    if (kind == Kind::reduce_scatter)
+      return std::accumulate(counts.begin(), counts.begin() + rank, 0);
+    return kind == Kind::reduce_scatter_block ? rank * count : 0;
+  }
   const void* send() const { return is_in_place ? MPI_IN_PLACE : static_cast<void*>(in); }
 
   void fill(int its_salt) {
@@ -74,6 +89,9 @@ struct Part {
             ? MPI_Iallreduce(send(), out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request)
         : kind == Kind::reduce
             ? MPI_Ireduce(in, out, count, MPI_FLOAT, MPI_SUM, root, MPI_COMM_WORLD, &request)
+        : kind == Kind::reduce_scatter
+            ? MPI_Ireduce_scatter(in, out, counts.data(), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
+                                  &request)
             : MPI_Ireduce_scatter_block(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
                                         &request);
     CHECK(status == MPI_SUCCESS, "");
@@ -84,33 +102,36 @@ struct Part {
             ? MPI_Allreduce(send(), out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD)
         : kind == Kind::reduce
             ? MPI_Reduce(in, out, count, MPI_FLOAT, MPI_SUM, root, MPI_COMM_WORLD)
+        : kind == Kind::reduce_scatter
+            ? MPI_Reduce_scatter(in, out, counts.data(), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD)
             : MPI_Reduce_scatter_block(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     CHECK(status == MPI_SUCCESS, "");
   }
 #if MPI_VERSION >= 4
   void prepare() {
-    const int status = kind == Kind::allreduce
-                           ? MPI_Allreduce_init(send(), out, count, MPI_FLOAT, MPI_SUM,
-                                                MPI_COMM_WORLD, MPI_INFO_NULL, &request)
-                       : kind == Kind::reduce
-                           ? MPI_Reduce_init(in, out, count, MPI_FLOAT, MPI_SUM, root,
-                                             MPI_COMM_WORLD, MPI_INFO_NULL, &request)
-                           : MPI_Reduce_scatter_block_init(in, out, count, MPI_FLOAT, MPI_SUM,
-                                                           MPI_COMM_WORLD, MPI_INFO_NULL, &request);
+    const int status =
+        kind == Kind::allreduce ? MPI_Allreduce_init(send(), out, count, MPI_FLOAT, MPI_SUM,
+                                                     MPI_COMM_WORLD, MPI_INFO_NULL, &request)
+        : kind == Kind::reduce  ? MPI_Reduce_init(in, out, count, MPI_FLOAT, MPI_SUM, root,
+                                                  MPI_COMM_WORLD, MPI_INFO_NULL, &request)
+        : kind == Kind::reduce_scatter
+            ? MPI_Reduce_scatter_init(in, out, counts.data(), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
+                                      MPI_INFO_NULL, &request)
+            : MPI_Reduce_scatter_block_init(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
+                                            MPI_INFO_NULL, &request);
     CHECK(status == MPI_SUCCESS, "");
   }
 #endif
   void check(const char* what) const {
     if (kind == Kind::reduce && rank != root) return;
-    std::vector<float> host(static_cast<std::size_t>(count));
+    std::vector<float> host(static_cast<std::size_t>(out_count()));
     if (is_plain)
-      std::copy(out, out + count, host.begin());
+      std::copy(out, out + out_count(), host.begin());
     else
       Gpu::get().copy(host.data(), out, host.size() * 4);
-    const int first = kind == Kind::reduce_scatter_block ? rank * count : 0;
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < out_count(); ++i) {
       float expected = 0;
-      for (int r = 0; r < size; ++r) expected += value(r, first + i, salt);
+      for (int r = 0; r < size; ++r) expected += value(r, first() + i, salt);
       CHECK(host[static_cast<std::size_t>(i)] == expected,
             "%s, kind %d, memory %d, salt %d, element %d of %d: %g, not %g", what,
             static_cast<int>(kind), where, salt, i, count,
@@ -126,7 +147,7 @@ Parts some(int count, unsigned seed) {
   Parts parts;
   for (int i = 0; i < count; ++i) {
     constexpr int kCounts[] = {1, 3, 250, 1024, 2000, 5000, 40000, 300000};
-    const Kind kind = static_cast<Kind>(same() % 3);
+    const Kind kind = static_cast<Kind>(same() % 4);
     const int elements = kCounts[same() % 8];
     const int root = static_cast<int>(same() % static_cast<unsigned>(size));
     constexpr int kPlaces[] = {0, 0, 0, 0, 1, 1, 2, 3};
@@ -325,6 +346,109 @@ void registered() {
   for (float* const memory : passing) gpu.free(memory);
 }
 
+/// The same of each collective, aligned and not.
+void registered_of_each() {
+  Parts parts;
+  for (const int count : {240000, 720000, 720001}) {
+    for (const Kind kind : {Kind::reduce_scatter_block, Kind::reduce_scatter, Kind::allreduce})
+      parts.push_back(std::make_unique<Part>(kind, count, 0, 0));
+    for (int root = 0; root < size; ++root)
+      parts.push_back(std::make_unique<Part>(Kind::reduce, count, root, 0));
+  }
+  for (const auto& part : parts) part->prepare();
+  for (int round = 0; round < 6; ++round) {
+    for (const auto& part : parts) part->fill(round);
+    for (const std::size_t i : own_order(parts.size(), round)) MPI_Start(&parts[i]->request);
+    for (const std::size_t i : own_order(parts.size(), round + 9)) {
+      MPI_Wait(&parts[i]->request, MPI_STATUS_IGNORE);
+      parts[i]->check("persistent, long");
+    }
+  }
+  for (const auto& part : parts) MPI_Request_free(&part->request);
+}
+
+/// Only the first two ranks get anything, and that over their contributions.
+void scatters_in_place() {
+  for (const int count : {100, 400000}) {
+    std::vector<int> counts(static_cast<std::size_t>(size), 0);
+    for (int r = 0; r < std::min(size, 2); ++r) counts[static_cast<std::size_t>(r)] = count;
+    const int all = std::accumulate(counts.begin(), counts.end(), 0);
+    const std::size_t bytes = static_cast<std::size_t>(all) * 4;
+    auto* const data = static_cast<float*>(Gpu::get().allocate(bytes));
+    std::vector<float> host(static_cast<std::size_t>(all));
+    MPI_Request request = MPI_REQUEST_NULL;
+    CHECK(MPI_Reduce_scatter_init(MPI_IN_PLACE, data, counts.data(), MPI_FLOAT, MPI_SUM,
+                                  MPI_COMM_WORLD, MPI_INFO_NULL, &request) == MPI_SUCCESS,
+          "");
+    for (int round = 0; round < 8; ++round) {
+      for (int i = 0; i < all; ++i) host[static_cast<std::size_t>(i)] = value(rank, i, round);
+      Gpu::get().copy(data, host.data(), bytes);
+      if (round % 2 == 0) {
+        MPI_Start(&request);
+        MPI_Wait(&request, MPI_STATUS_IGNORE);
+      } else {
+        MPI_Request other = MPI_REQUEST_NULL;
+        MPI_Ireduce_scatter(MPI_IN_PLACE, data, counts.data(), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
+                            &other);
+        MPI_Wait(&other, MPI_STATUS_IGNORE);
+      }
+      Gpu::get().copy(host.data(), data, bytes);
+      for (int i = 0; i < counts[static_cast<std::size_t>(rank)]; ++i) {
+        float expected = 0;
+        for (int r = 0; r < size; ++r) expected += value(r, rank * count + i, round);
+        CHECK(host[static_cast<std::size_t>(i)] == expected, "in place, round %d, element %d of %d",
+              round, i, count);
+      }
+    }
+    MPI_Request_free(&request);
+    Gpu::get().free(data);
+  }
+}
+
+/// Sums that rounding makes differ with their order are those of a blocking call.
+void same_bits() {
+  for (const Kind kind : {Kind::allreduce, Kind::reduce_scatter_block, Kind::reduce})
+    for (const int count : {1000, 50000, 1200000}) {
+      Part part(kind, count, size - 1, 0);
+      std::vector<float> host(static_cast<std::size_t>(part.in_count()));
+      std::mt19937 own(static_cast<unsigned>(rank + count));
+      for (float& element : host) element = static_cast<float>(own()) * 1e-5f;
+      std::vector<float> of_block(static_cast<std::size_t>(part.out_count()));
+      std::vector<float> result = of_block;
+      const auto run = [&](auto&& reduce, std::vector<float>& to) {
+        Gpu::get().copy(part.in, host.data(), host.size() * 4);
+        reduce();
+        if (kind != Kind::reduce || rank == part.root)
+          Gpu::get().copy(to.data(), part.out, to.size() * 4);
+      };
+      run([&] { part.block(); }, of_block);
+      const auto check = [&](const char* what) {
+        for (std::size_t i = 0; i < result.size(); ++i)
+          CHECK(result[i] == of_block[i], "%s, kind %d, element %zu of %zu: %a, blocking %a", what,
+                static_cast<int>(kind), i, result.size(), static_cast<double>(result[i]),
+                static_cast<double>(of_block[i]));
+      };
+      run(
+          [&] {
+            part.post();
+            MPI_Wait(&part.request, MPI_STATUS_IGNORE);
+          },
+          result);
+      check("nonblocking");
+      part.prepare();
+      for (int again = 0; again < 2; ++again) {
+        run(
+            [&] {
+              MPI_Start(&part.request);
+              MPI_Wait(&part.request, MPI_STATUS_IGNORE);
+            },
+            result);
+        check("persistent");
+      }
+      MPI_Request_free(&part.request);
+    }
+}
+
 /// Starts that come when the kernel that lingers (50 us) is about to leave, waited for in one look
 /// after the other, some ranks a little early.
 void leaving_kernels() {
@@ -372,6 +496,9 @@ int main(int argc, char** argv) {
 #if MPI_VERSION >= 4
   persistent();
   registered();
+  registered_of_each();
+  same_bits();
+  scatters_in_place();
   leaving_kernels();
 #endif
   if (rank == 0) std::printf("requests checked\n");

@@ -2,6 +2,8 @@
 // Several ranks on one GPU: the bits of sums in every collective, size and kind of memory, and
 // buffers that come and go. Ranks take the GPUs in turn.
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -273,6 +275,8 @@ int main(int argc, char** argv) {
   size = world_size();
   skip_without_gpu();
   gpus = Gpu::get().count();
+  const char* const setting = std::getenv("TRIB_SHARED_GPU");
+  if (setting != nullptr && std::strcmp(setting, "halves") == 0) gpus *= 2;
   served_by_kernels();  // the first call asks for meetings, before the next all meet
   all_cases();
   nothing_is_kept();

@@ -9,6 +9,7 @@
 
 #include "algorithm/registry.hpp"
 #include "backend/cuda/inboxes.hpp"
+#include "comm/background.hpp"
 #include "schedule/verify.hpp"
 
 namespace trib {
@@ -121,6 +122,26 @@ TEST(Share, HostFoldsAlike) {
       for (const auto* all : {&one, &other})
         for (const std::string& fold : *all) EXPECT_EQ(fold, one.front()) << text(algorithm, shape);
     });
+}
+
+/// Nonblocking ones of ranks that share devices are staged there, now and then.
+TEST(Share, LanesHaveRoomForStandIns) {
+  for (const int ranks : {2, 3, 7, 16, 33, 64})
+    for (const int devices : {1, 2, 3, 8, ranks / 2})
+      for (const Collective collective :
+           {Collective::allreduce, Collective::reduce, Collective::reduce_scatter_block}) {
+        if (devices < 1 || devices >= ranks) continue;
+        Shape shape;
+        shape.collective = collective;
+        shape.size = ranks;
+        for (int rank = 0; rank < ranks; ++rank) shape.device_of.push_back(rank % devices);
+        const Algorithm& by_gpu = *find_algorithm("gpu_two_shot");
+        for (const Schedule& schedule : lower(all_ranks(by_gpu, shape), shape, Reach::scratch)) {
+          EXPECT_LE(schedule.flags, Background::flags_of_lane(ranks)) << text(by_gpu, shape);
+          // Scratch of a lane: 256 bytes for each rank, at least.
+          EXPECT_LE(schedule.units * 64, std::max(16 << 10, 256 * ranks)) << text(by_gpu, shape);
+        }
+      }
 }
 
 TEST(Share, FollowersOnlyTellAndWait) {

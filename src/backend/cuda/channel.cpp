@@ -58,6 +58,19 @@ constexpr Exports::Habits kHabits{.trials = 2, .patience = 2000};
 /// Blocks of a kernel that works through host memory: the bus is slow, and pinned memory dear.
 constexpr int kHostBlocks = 16;
 
+/// Makes two devices of each that has several ranks, which go to one and the other in turn; gives
+/// how many there are then.
+int halve(Level& device_of) {
+  std::vector<int> ranks(device_of.size()), halves;  // of each device; known ones, in order
+  for (int& device : device_of) {
+    const int half = 2 * device + ranks[static_cast<std::size_t>(device)]++ % 2;
+    auto known = std::find(halves.begin(), halves.end(), half);
+    if (known == halves.end()) known = halves.insert(known, half);
+    device = static_cast<int>(known - halves.begin());
+  }
+  return static_cast<int>(halves.size());
+}
+
 }  // namespace
 
 Channel::Channel(Bootstrap& bootstrap, const Config& config)
@@ -207,7 +220,8 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
                 "cannot tell how much memory there is");
     cuda::check(channel->driver_.cuDeviceGetUuid_(&mine.device, channel->device_), "no device id");
     mine.process = ProcessId::of_this();
-    if (config.shared_gpu == Config::SharedGpu::all) channel->queue_ = Queue::of(channel->context_);
+    if (config.shared_gpu != Config::SharedGpu::leader)
+      channel->queue_ = Queue::of(channel->context_);
   } catch (const std::exception& error) {
     trouble = error.what();
   }
@@ -233,19 +247,27 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
       are_twins = are_twins || (device_of[static_cast<std::size_t>(twin)] == device_of.back() &&
                                 all[static_cast<std::size_t>(twin)].process == other.process);
   }
+  const int most = *std::max_element(sharers.begin(), sharers.end());
+  int leaders = 1;  // of a GPU
   // Kernels know so many ranks. And of two in one process, one's kernel on a stream would hold up
   // what the other one synchronises.
   if (config.shared_gpu == Config::SharedGpu::all && channel->size_ <= kMaxRanks && !are_twins) {
-    // A kernel's blocks leave room for those of the kernels that they wait for.
-    const int most = *std::max_element(sharers.begin(), sharers.end());
-    channel->max_blocks_ = std::max(1, channel->max_blocks_ / most);
-    mine.memory /= static_cast<std::size_t>(most);
+    leaders = most;
     devices = channel->size_;
-    if (most == 1) channel->queue_.reset();
-    if (most > 1 && !has_mps() && channel->rank_ == 0)
+  } else if (config.shared_gpu == Config::SharedGpu::halves && !are_twins) {
+    leaders = std::min(most, 2);
+    devices = halve(device_of);
+  }
+  if (leaders == 1) {
+    channel->queue_.reset();
+  } else {
+    // A kernel's blocks leave room for those of the kernels that they wait for.
+    channel->max_blocks_ = std::max(1, channel->max_blocks_ / leaders);
+    mine.memory /= static_cast<std::size_t>(leaders);
+    if (!has_mps() && channel->rank_ == 0)
       log_once(Config::Log::warn,
-               "TRIB_SHARED_GPU=all without MPS: ranks that share a GPU wait for its turns, some "
-               "milliseconds in every call");
+               "TRIB_SHARED_GPU=all and halves without MPS: ranks that share a GPU wait for its "
+               "turns, some milliseconds in every call");
   }
   channel->wanted_inbox_bytes_ = large_inbox_bytes(mine.memory);
   if (devices > kMaxRanks) {
@@ -281,8 +303,6 @@ Channel::~Channel() { release(); }
 void Channel::release() noexcept {
   if (context_ == nullptr) return;
   copy_engine_.reset();
-  sharing_.reset();
-  exports_.reset();
   try {
     const Current current(context_);
     // Kernels that were enqueued still use all of this. They end: by what poison() tells them, or
@@ -294,18 +314,25 @@ void Channel::release() noexcept {
       driver_.cuStreamSynchronize_(resident_stream_);
       driver_.cuStreamDestroy_(resident_stream_);
     }
-    if (stream_ != nullptr) driver_.cuStreamDestroy_(stream_);
+    if (stream_ != nullptr) {
+      driver_.cuStreamSynchronize_(stream_);
+      driver_.cuStreamDestroy_(stream_);
+    }
     if (abort_stream_ != nullptr) {
       driver_.cuStreamSynchronize_(abort_stream_);
       driver_.cuStreamDestroy_(abort_stream_);
     }
     if (last_ != nullptr) driver_.cuEventDestroy_(last_);
+    sharing_.reset();
+    exports_.reset();
     release_inboxes();
     if (counters_ != 0) driver_.cuMemFree_(counters_);
     if (doorbell_ != nullptr) driver_.cuMemFreeHost_(doorbell_);
   } catch (const Error&) {
     // The context is gone, and all of this with it.
   }
+  sharing_.reset();
+  exports_.reset();
   context_ = nullptr;
 }
 
@@ -448,43 +475,31 @@ void Channel::show(Card& card, const ShownBuffers& buffers) {
 /// The peers' kernels are ordered behind their own default streams, not behind this rank's. What is
 /// under way there may wait for a peer that waits for this rank: so not for long.
 bool Channel::is_settled() const {
+  if (sharing_ && sharing_->leads()) return true;  // only its own kernels use its buffers
   const auto start = std::chrono::steady_clock::now();
   while (!is_default_stream_idle())
     if (std::chrono::steady_clock::now() - start > kSoon) return false;
   return true;
 }
 
+/// The leader's kernel is ordered behind its own default stream, not behind this rank's.
+void Channel::wait_until_settled() const {
+  if (!sharing_ || sharing_->leads()) return;
+  const Current current(context_);
+  wait_for_default_stream();
+}
+
 std::shared_ptr<void> Channel::hold(const ShownBuffers& buffers,
                                     std::vector<MappedBuffers>& mapped) {
-  struct Tokens {
-    std::shared_ptr<void> in, out;
-  };
+  if (sharing_) return sharing_->hold(bootstrap_, buffers, mapped);
   if (!exports_) return nullptr;
-  const Current current(context_);
-  auto tokens = std::make_shared<Tokens>();
-  Card mine;
-  if (buffers.in != nullptr)
-    tokens->in = exports_->hold(buffers.in, buffers.in_bytes, mine.in_block, mine.in_at);
-  mine.is_reached = tokens->in != nullptr;
-  if (buffers.out != nullptr) {
-    tokens->out = exports_->hold(buffers.out, buffers.out_bytes, mine.out_block, mine.out_at);
-    mine.is_reached = mine.is_reached && tokens->out;
-  }
-  const auto is_everywhere = [&](std::vector<Card>& all) {
-    all.resize(static_cast<std::size_t>(size_));
-    bootstrap_.exchange(&mine, all.data(), sizeof mine);
-    return std::all_of(all.begin(), all.end(), [](const Card& card) { return card.is_reached; });
-  };
-  std::vector<Card> all, answers;
-  if (!is_everywhere(all)) return nullptr;
   mapped.assign(static_cast<std::size_t>(size_), {});
   mapped[static_cast<std::size_t>(rank_)] = {const_cast<void*>(buffers.in),
                                              const_cast<void*>(buffers.out)};
-  for (int rank = 0; rank < size_; ++rank) {
-    const auto at = static_cast<std::size_t>(rank);
-    if (rank != rank_ && !exports_->reach(rank, all[at], mapped[at])) mine.is_reached = false;
-  }
-  return is_everywhere(answers) ? tokens : nullptr;
+  const Current current(context_);
+  return exports_->hold_all(bootstrap_, buffers, [&](int rank, const Card& card) {
+    return exports_->reach(rank, card, mapped[static_cast<std::size_t>(rank)]);
+  });
 }
 
 bool Channel::reach(const HostChannel& met, const void* in, void* out,

@@ -29,6 +29,17 @@ struct Exports::Parcel {
   std::uint64_t bytes[Mailbox::kMostFiles];
 };
 
+namespace {
+
+/// A Parcel begins with it.
+std::uint64_t number_of(const Mailbox::Letter& letter) {
+  std::uint64_t number = 0;
+  std::memcpy(&number, letter.text.data(), sizeof number);
+  return number;
+}
+
+}  // namespace
+
 Exports::Exports(Bootstrap& bootstrap, CUcontext context, std::vector<int> readers,
                  const Habits& habits)
     : rank_(bootstrap.rank()),
@@ -74,21 +85,30 @@ Exports::Table& Exports::table(int rank) const {
 // ---------------------------------------------------------------------------- this rank's memory
 
 std::uint64_t Exports::show(const void* pointer, std::size_t bytes, std::uint64_t& at) {
+  const std::lock_guard lock(mutex_);
   ++shows_;
   const auto address = reinterpret_cast<CUdeviceptr>(pointer);
   Own* const own = find_or_add(address, bytes);
   if (own == nullptr) return 0;
   at = address - own->base();
   own->used = shows_;
+  last_shown_[shows_ % last_shown_.size()] = own->number;
   if (own->uses++ >= own->due && !own->is_shown) publish(*own);
   return own->is_shown ? own->number : 0;
 }
 
 std::shared_ptr<void> Exports::hold(const void* pointer, std::size_t bytes, std::uint64_t& number,
                                     std::uint64_t& at) {
+  const std::lock_guard lock(mutex_);
   ++shows_;
   const auto address = reinterpret_cast<CUdeviceptr>(pointer);
   full_until_ = shows_;
+  const auto held = std::count_if(own_.begin(), own_.end(),
+                                  [](const Own& other) { return !other.held.expired(); });
+  if (held >= kMostHeld) {  // no place is to be taken in vain
+    const Own* const known = find(address, address + 1);
+    if (known == nullptr || known->held.expired()) return nullptr;
+  }
   Own* const own = find_or_add(address, bytes);
   if (own == nullptr) return nullptr;
   own->used = shows_;
@@ -96,8 +116,6 @@ std::shared_ptr<void> Exports::hold(const void* pointer, std::size_t bytes, std:
   if (!own->is_shown) return nullptr;
   std::shared_ptr<void> token = own->held.lock();
   if (!token) {
-    const auto held = std::count_if(own_.begin(), own_.end(),
-                                    [](const Own& other) { return !other.held.expired(); });
     if (held >= kMostHeld) return nullptr;
     token = std::make_shared<char>();
     own->held = token;
@@ -105,6 +123,45 @@ std::shared_ptr<void> Exports::hold(const void* pointer, std::size_t bytes, std:
   number = own->number;
   at = address - own->base();
   return token;
+}
+
+std::shared_ptr<void> Exports::hold_all(Bootstrap& bootstrap, const ShownBuffers& buffers,
+                                        const Reach& reach) {
+  struct Tokens {
+    std::shared_ptr<void> in, out;
+  };
+  look_for_letters();
+  auto tokens = std::make_shared<Tokens>();
+  Card mine;
+  if (buffers.in != nullptr)
+    tokens->in = hold(buffers.in, buffers.in_bytes, mine.in_block, mine.in_at);
+  mine.is_reached = tokens->in != nullptr;
+  if (buffers.out != nullptr) {
+    tokens->out = hold(buffers.out, buffers.out_bytes, mine.out_block, mine.out_at);
+    mine.is_reached = mine.is_reached && tokens->out;
+  }
+  return reach_all(bootstrap, mine, reach) ? tokens : nullptr;
+}
+
+std::shared_ptr<void> Exports::hold_none(Bootstrap& bootstrap, const Reach& reach) {
+  look_for_letters();
+  Card mine;
+  return reach_all(bootstrap, mine, reach) ? std::make_shared<char>() : nullptr;
+}
+
+bool Exports::reach_all(Bootstrap& bootstrap, Card& mine, const Reach& reach) {
+  const auto is_everywhere = [&](std::vector<Card>& all) {
+    all.resize(peers_.size());
+    bootstrap.exchange(&mine, all.data(), sizeof mine);
+    return std::all_of(all.begin(), all.end(), [](const Card& card) { return card.is_reached; });
+  };
+  std::vector<Card> all, answers;
+  const bool are_all_shown = is_everywhere(all);
+  look_for_letters();  // also where they are not: the next ones want room
+  if (!are_all_shown) return false;
+  for (int rank = 0; rank < static_cast<int>(all.size()); ++rank)
+    if (rank != rank_ && !reach(rank, all[static_cast<std::size_t>(rank)])) mine.is_reached = false;
+  return is_everywhere(answers);
 }
 
 /// What holds the buffer. Null: no peer can map it, or there is no place.
@@ -178,14 +235,20 @@ Exports::Own* Exports::add(Way way, std::vector<Piece> pieces) {
   constexpr std::uint64_t kPause = 32;  // all are looked at, which takes microseconds
   if (shows_ < full_until_) return nullptr;
   // It may lie where another one was, which its peers have to let go first.
-  take_back_freed(kShown);
-  const auto last_use = [](const Own& own) {  // of a free place: zero
-    return own.held.expired() ? own.used : UINT64_MAX;
+  look_for_freed(kShown);
+  // Kernels may be using what was shown last, while other threads hold buffers for later.
+  const auto is_in_use = [&](const Own& own) {
+    return !own.held.expired() ||
+           (own.number != 0 &&
+            std::find(last_shown_.begin(), last_shown_.end(), own.number) != last_shown_.end());
+  };
+  const auto last_use = [&](const Own& own) {  // of a free place: zero
+    return is_in_use(own) ? UINT64_MAX : own.used;
   };
   const auto place = std::min_element(own_.begin(), own_.end(), [&](const Own& a, const Own& b) {
     return last_use(a) < last_use(b);
   });
-  if (place->number != 0 && (!place->held.expired() || shows_ - place->used <= habits_.patience)) {
+  if (place->number != 0 && (is_in_use(*place) || shows_ - place->used <= habits_.patience)) {
     full_until_ = shows_ + kPause;
     return nullptr;
   }
@@ -202,15 +265,18 @@ Exports::Own* Exports::add(Way way, std::vector<Piece> pieces) {
 
 void Exports::publish(Own& own) {
   Shown& shown = table(rank_).shown[own.number % kShown];
-  own.is_shown =
-      own.way == Way::handle ? write_handle(own, shown) : send_files(own) == Mailbox::Sent::yes;
-  if (!own.is_shown) {
-    own.due = 2 * own.uses + 1;  // to try costs as much as many calls
-    return;
-  }
   shown.way = own.way;
-  // Release: pairs with the acquire in map(). The card that names the number comes later still.
-  shown.number.store(own.number, std::memory_order_release);
+  own.is_shown = own.way == Way::file || write_handle(own, shown);
+  if (own.is_shown) {
+    // Release: pairs with the acquire in map(). The card that names the number comes later still,
+    // the letters do, too: a peer throws away those whose number is not here.
+    shown.number.store(own.number, std::memory_order_release);
+    if (own.way == Way::file && send_files(own) != Mailbox::Sent::yes) {
+      shown.number.store(0, std::memory_order_relaxed);
+      own.is_shown = false;
+    }
+  }
+  if (!own.is_shown) own.due = 2 * own.uses + 1;  // to try costs as much as many calls
 }
 
 bool Exports::write_handle(const Own& own, Shown& shown) {
@@ -262,6 +328,11 @@ void Exports::take_back(Own& own) {
 }
 
 void Exports::take_back_freed(std::size_t looks) {
+  const std::lock_guard lock(mutex_);
+  look_for_freed(looks);
+}
+
+void Exports::look_for_freed(std::size_t looks) {
   for (std::size_t i = 0, looked = 0; i < kShown && looked < looks; ++i) {
     next_look_ = (next_look_ + 1) % kShown;
     Own& own = own_[next_look_];
@@ -276,6 +347,7 @@ void Exports::take_back_freed(std::size_t looks) {
 // ------------------------------------------------------------------------------------ the others'
 
 bool Exports::reach(int rank, const Card& card, MappedBuffers& buffers) {
+  const std::lock_guard lock(mutex_);
   close_taken_back(rank);
   bool is_reached = true;
   const auto find = [&](std::uint64_t block, std::uint64_t at) -> void* {
@@ -305,9 +377,7 @@ CUdeviceptr Exports::map(int rank, std::uint64_t number) {
   }
   receive_letters();
   std::erase_if(peer.letters, [&](const Mailbox::Letter& letter) {
-    std::uint64_t its_number = 0;
-    std::memcpy(&its_number, letter.text.data(), sizeof its_number);
-    if (its_number != number) return false;
+    if (number_of(letter) != number) return false;
     if (mapped.base == 0) map_files(letter, mapped);
     return true;
   });
@@ -352,6 +422,7 @@ void Exports::map_files(const Mailbox::Letter& letter, Mapped& mapped) {
 
 void Exports::look_for_letters() {
   if (!mailbox_) return;
+  const std::lock_guard lock(mutex_);
   bool is_any = false;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
@@ -372,6 +443,7 @@ void Exports::receive_letters() {
 }
 
 void Exports::close_taken_back() {
+  const std::lock_guard lock(mutex_);
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) close_taken_back(rank);
 }
 
@@ -380,10 +452,13 @@ void Exports::close_taken_back(int rank) {
   const std::uint64_t count = table(rank).taken_back.load(std::memory_order_acquire);
   if (count == peer.taken_back) return;
   peer.taken_back = count;
+  const auto is_gone = [&](std::uint64_t number) {
+    return table(rank).shown[number % kShown].number.load(std::memory_order_relaxed) != number;
+  };
   for (Mapped& mapped : peer.mapped)
-    if (mapped.number != 0 && table(rank).shown[mapped.number % kShown].number.load(
-                                  std::memory_order_relaxed) != mapped.number)
-      close(mapped);
+    if (mapped.number != 0 && is_gone(mapped.number)) close(mapped);
+  std::erase_if(peer.letters,
+                [&](const Mailbox::Letter& letter) { return is_gone(number_of(letter)); });
 }
 
 void Exports::close(Mapped& mapped) {

@@ -14,9 +14,12 @@
 // program frees, which nobody could see to.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -28,7 +31,8 @@
 namespace trib::cuda {
 
 /// Between a rank's show() and the end of the call, all ranks meet: none looks at a table while its
-/// rank changes it.
+/// rank changes it. Safe to use from several threads: buffers are held for later while others are
+/// in use.
 class Exports {
  public:
   /// To map an allocation takes as long as many calls that do without.
@@ -51,9 +55,14 @@ class Exports {
   /// The number of the allocation that holds the buffer, and the buffer's place in it; zero: peers
   /// cannot map it, are not to map it yet, or too many others are in use.
   std::uint64_t show(const void* pointer, std::size_t bytes, std::uint64_t& at);
-  /// The same, at the first time, and for as long as somebody has the token. Null: as zero.
-  std::shared_ptr<void> hold(const void* pointer, std::size_t bytes, std::uint64_t& number,
-                             std::uint64_t& at);
+  /// Collective: hold() of what there is of a rank's buffers, after which `reach` is called for
+  /// each other rank with a card that names them. Null on all ranks alike: some rank has no `in`,
+  /// or one of them said no. Tokens outlive this object.
+  using Reach = std::function<bool(int rank, const Card& card)>;
+  std::shared_ptr<void> hold_all(Bootstrap& bootstrap, const ShownBuffers& buffers,
+                                 const Reach& reach);
+  /// The part of a rank that has nothing to show.
+  std::shared_ptr<void> hold_none(Bootstrap& bootstrap, const Reach& reach);
   /// Looks at `looks` of the allocations that this rank shows: whether the program has freed them.
   void take_back_freed(std::size_t looks);
 
@@ -114,6 +123,10 @@ class Exports {
 
   Exports(Bootstrap& bootstrap, CUcontext context, std::vector<int> readers, const Habits& habits);
   Table& table(int rank) const;
+  /// As show(), but at the first time, and for as long as somebody has the token. Null: as zero.
+  std::shared_ptr<void> hold(const void* pointer, std::size_t bytes, std::uint64_t& number,
+                             std::uint64_t& at);
+  bool reach_all(Bootstrap& bootstrap, Card& mine, const Reach& reach);
   Own* find_or_add(CUdeviceptr address, std::size_t bytes);
   Piece piece_at(CUdeviceptr address, Way& way) const;
   bool is_there(const Piece& piece) const;
@@ -123,12 +136,14 @@ class Exports {
   bool write_handle(const Own& own, Shown& shown);
   Mailbox::Sent send_files(const Own& own);
   void take_back(Own& own);
+  void look_for_freed(std::size_t looks);
   CUdeviceptr map(int rank, std::uint64_t number);
   void map_files(const Mailbox::Letter& letter, Mapped& mapped);
   void receive_letters();
   void close_taken_back(int rank);
   void close(Mapped& mapped);
 
+  std::mutex mutex_;  // of all that changes, in the methods that callers have
   const int rank_;
   const CUcontext context_;
   CUdevice device_ = 0;
@@ -139,9 +154,10 @@ class Exports {
   std::vector<Own> own_;
   const Habits habits_;
   std::uint64_t last_number_ = 0, shows_ = 0;
-  std::uint64_t full_until_ = 0;  // the show() before which no place is looked for
-  std::size_t next_look_ = 0;     // in own_
-  std::vector<Peer> peers_;       // by rank
+  std::array<std::uint64_t, 2> last_shown_{};  // numbers: of a card's two buffers
+  std::uint64_t full_until_ = 0;               // the show() before which no place is looked for
+  std::size_t next_look_ = 0;                  // in own_
+  std::vector<Peer> peers_;                    // by rank
 };
 
 }  // namespace trib::cuda

@@ -53,8 +53,21 @@ void Sharing::show(Card& card, const ShownBuffers& buffers) {
   };
   show_one(card.in, buffers.in, buffers.in_bytes, card.in_block, card.in_at);
   show_one(card.out, buffers.out, buffers.out_bytes, card.out_block, card.out_at);
-  // The leader's kernel is ordered behind its own default stream, not behind this rank's.
-  wait_for_default_stream();
+}
+
+std::shared_ptr<void> Sharing::hold(Bootstrap& bootstrap, const ShownBuffers& buffers,
+                                    std::vector<MappedBuffers>& mapped) {
+  mapped.assign(device_of_.size(), {});
+  mapped[static_cast<std::size_t>(rank_)] = {const_cast<void*>(buffers.in),
+                                             const_cast<void*>(buffers.out)};
+  const Current current(context_);
+  const auto reach = [&](int rank, const Card& card) {
+    return !leads() || device(rank) != device(rank_) ||
+           exports_->reach(rank, card, mapped[static_cast<std::size_t>(rank)]);
+  };
+  // Nobody maps what leaders have.
+  return leads() ? exports_->hold_none(bootstrap, reach)
+                 : exports_->hold_all(bootstrap, buffers, reach);
 }
 
 bool Sharing::is_told(std::uint64_t number) const {

@@ -29,9 +29,12 @@ class Sharing {
   int leader(int device) const { return leaders_[static_cast<std::size_t>(device)]; }
   bool leads() const { return leader(device(rank_)) == rank_; }
 
-  /// Followers: what the leader has to know of the buffers, which are ready when this returns.
-  /// Those that it cannot map are to be staged.
+  /// Followers: what the leader has to know of the buffers. Those that it cannot map are to be
+  /// staged.
   void show(Card& card, const ShownBuffers& buffers);
+  /// Collective: DeviceChannel::hold().
+  std::shared_ptr<void> hold(Bootstrap& bootstrap, const ShownBuffers& buffers,
+                             std::vector<MappedBuffers>& mapped);
   /// Leaders, after a meeting on `met`: where the buffers of its device's ranks are. False: some
   /// cannot be mapped. Followers: true.
   bool reach(const HostChannel& met, const void* in, void* out, std::vector<MappedBuffers>& mapped);
