@@ -48,7 +48,8 @@ struct Group {
   Shape shape(Collective collective, int root) const;
 
   /// Each rank's device, once it is known that kernels serve ranks that share one. Set by the
-  /// thread that makes the group's blocking calls, which alone may ask for it.
+  /// thread that makes the group's blocking calls, which may ask for it, as may whoever drives the
+  /// background: it is still meanwhile.
   const Level& device_of() const { return device_of_; }
   void set_device_of(const Level& device_of) {
     const std::lock_guard lock(mutex_);

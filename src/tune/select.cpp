@@ -137,6 +137,8 @@ constexpr std::size_t kMostMapped = 2048 * MiB;
 // what stands in for them; but `chain` on streams, where nothing does. Measured on 2026-11-22 with
 // `trib bench COLLECTIVE --memory cuda`, in blocking calls, on streams and in graphs: 2 and 4 H200.
 // docs/results.md has the figures. `ordered_chain` has no row: it takes as long as what is there.
+// A single GPU hands nothing over, so packets are of no use there: 2, 4 and 16 ranks on one H200,
+// 2026-11-24.
 // clang-format off
 constexpr DeviceRow kDevice[] = {
     {1,    64 * KiB,   "one_shot", false, 16,  1 * KiB},
