@@ -323,14 +323,13 @@ void Channel::release() noexcept {
       driver_.cuStreamDestroy_(abort_stream_);
     }
     if (last_ != nullptr) driver_.cuEventDestroy_(last_);
-    sharing_.reset();
-    exports_.reset();
     release_inboxes();
     if (counters_ != 0) driver_.cuMemFree_(counters_);
     if (doorbell_ != nullptr) driver_.cuMemFreeHost_(doorbell_);
   } catch (const Error&) {
     // The context is gone, and all of this with it.
   }
+  // No kernel uses what these have mapped any more.
   sharing_.reset();
   exports_.reset();
   context_ = nullptr;
