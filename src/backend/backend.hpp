@@ -272,6 +272,8 @@ class DeviceChannel {
     static const Level none;
     return none;
   }
+  /// Where ranks share devices: whether the result of a reduce_scatter may lie over its input.
+  virtual bool keeps_results_aside() const { return false; }
   /// Whether kernels can work on the buffers of all ranks, each on a device of its own, where these
   /// can be mapped: schedules of Reach::map can be loaded, and arguments name all ranks' buffers.
   virtual bool can_map() const { return false; }

@@ -432,7 +432,8 @@ Card Background::card_of(const Lane& lane, const Task& task) const {
   const bool is_held = !task.mapped_.empty();
   if (devices_.are_shared && !is_held) {
     const std::size_t out_bytes = lane.plan->out_bytes_of(group_.rank);
-    if (is_scattered_over_input(request, task.bytes_, out_bytes)) card.is_contended = true;
+    if (!device.keeps_results_aside() && is_scattered_over_input(request, task.bytes_, out_bytes))
+      card.is_contended = true;
     device.show(card, {request.in, request.out, task.bytes_, out_bytes});
   }
   card.is_settled = (!devices_.are_shared && !is_held) || device.is_settled();

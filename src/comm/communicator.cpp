@@ -282,7 +282,7 @@ Card Communicator::device_card(const Request& request, const Plan& plan, const D
   Card card = devices_.card(request, call);
   if (!devices_.channel) return card;
   if (devices_.are_shared) {
-    if (is_scattered_over_input(request, plan.bytes, plan.out_bytes)) card.is_contended = true;
+    if (is_in_the_way(request, plan)) card.is_contended = true;
     devices_.channel->show(card, buffers_of(request, plan));
     devices_.channel->wait_until_settled();
   } else if (may_map(plan)) {
@@ -290,6 +290,12 @@ Card Communicator::device_card(const Request& request, const Plan& plan, const D
     if (buffers.in != nullptr) devices_.channel->show(card, buffers);
   }
   return card;
+}
+
+/// Whether the result lies where it must not: on shared devices.
+bool Communicator::is_in_the_way(const Request& request, const Plan& plan) const {
+  return devices_.are_shared && !devices_.channel->keeps_results_aside() &&
+         is_scattered_over_input(request, plan.bytes, plan.out_bytes);
 }
 
 ShownBuffers Communicator::buffers_of(const Request& request, const Plan& plan) const {
@@ -679,7 +685,7 @@ struct Communicator::Part {
   Card card;
   bool can_serve;  ///< on a device
   bool may_turn;
-  bool is_scattered_over_input;
+  bool is_in_the_way;
 };
 
 /// Collective: finds out where a persistent reduction is to run.
@@ -692,7 +698,7 @@ void Communicator::settle(Task& task) {
   Part mine{devices_.card(request, none), devices_.can_serve(request, plan.signature.count),
             (!background_ || background_->turning_lanes() < Background::kTurningLanes) &&
                 channel_->has_ample_memory(),
-            is_scattered_over_input(request, plan.bytes, plan.out_bytes)};
+            is_in_the_way(request, plan)};
   if (plan.is_mappable) {
     const Card card = heap_card(request, plan);
     mine.card.in_at = card.in_at;
@@ -701,10 +707,7 @@ void Communicator::settle(Task& task) {
   std::vector<Part> all(static_cast<std::size_t>(group_.size));
   bootstrap_->exchange(&mine, all.data(), sizeof mine);
   task.meets_ = settle_on_device(request, plan, all);
-  // On shared devices no kernel keeps such a result aside.
-  if (devices_.are_shared && std::any_of(all.begin(), all.end(), [](const Part& part) {
-        return part.is_scattered_over_input;
-      }))
+  if (std::any_of(all.begin(), all.end(), [](const Part& part) { return part.is_in_the_way; }))
     task.meets_ = false;
   if (task.meets_) hold(task, plan);
   // Where ranks share devices, one works on the buffers of others.

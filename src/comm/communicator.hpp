@@ -140,6 +140,7 @@ class Communicator {
   Card device_card(const Request& request, const Plan& plan, const DeviceCall& call);
   bool may_map(const Plan& plan) const;
   ShownBuffers buffers_of(const Request& request, const Plan& plan) const;
+  bool is_in_the_way(const Request& request, const Plan& plan) const;
   ShownBuffers mappable_buffers(const Request& request, const Plan& plan) const;
   bool reach(Card& card, const Request& request, Plan& plan, Route route);
   void open_device(const void* pointer);

@@ -128,6 +128,9 @@ struct DeviceRow {
   bool is_enqueued = false;  // for calls on a caller's stream only
 };
 
+/// For kernels that wait for nobody: as many as the channel permits.
+constexpr int kAnyBlocks = INT_MAX;
+
 /// Kernels that work on mapped buffers: a block takes so many bytes of a chunk, at least. And they
 /// count in 32 bits.
 constexpr std::size_t kMappedSlice = 2 * KiB;
@@ -141,8 +144,7 @@ constexpr std::size_t kMostMapped = 2048 * MiB;
 // 2026-11-24.
 // clang-format off
 constexpr DeviceRow kDevice[] = {
-    {1,    64 * KiB,   "one_shot", false, 16,  1 * KiB},
-    {1,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
+    {1,    kAll,       "one_shot", false, kAnyBlocks, 4 * KiB},
     {2,    240 * KiB,  "one_shot", true,  132, 512},
     {2,    512 * KiB,  "one_shot", false, 132, 4 * KiB},
     {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
@@ -155,7 +157,6 @@ constexpr DeviceRow kDevice[] = {
     {4,    512 * KiB,  "one_shot", false, 132, 4 * KiB},
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
-    {1,    kAll,       "two_shot", false, 132, 16 * KiB},
     {2,    32 * MiB,   "two_shot", false, 132, 32 * KiB},
     {2,    64 * MiB,   "two_shot", false, 132, 64 * KiB},
     {2,    kAll,       "two_shot", false, 132, 64 * MiB, Engine::copy},
@@ -166,9 +167,7 @@ constexpr DeviceRow kDevice[] = {
     {kAny, kAll,       "two_shot", false, 132, 16 * KiB},
 };
 constexpr DeviceRow kDeviceReduce[] = {
-    {1,    64 * KiB,   "one_shot", false, 16,  1 * KiB},
-    {1,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
-    {1,    kAll,       "two_shot", false, 132, 16 * KiB},
+    {1,    kAll,       "one_shot", false, kAnyBlocks, 4 * KiB},
     {2,    256 * KiB,  "one_shot", true,  132, 512},
     {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {2,    4096 * KiB, "one_shot", false, 132, 28 * KiB},
@@ -190,13 +189,11 @@ constexpr DeviceRow kDeviceReduce[] = {
 };
 // The reduce_scatters.
 constexpr DeviceRow kDeviceScatter[] = {
-    {1,    64 * KiB,   "one_shot", false, 16,  1 * KiB},
-    {1,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
+    {1,    kAll,       "one_shot", false, kAnyBlocks, 4 * KiB},
     {2,    1 * MiB,    "one_shot", true,  132, 512},
     {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {kAny, 512 * KiB,  "one_shot", true,  132, 512},
     {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
-    {1,    kAll,       "one_shot", false, 132, 16 * KiB},
     {2,    8 * MiB,    "one_shot", false, 132, 16 * KiB},
     {2,    16 * MiB,   "one_shot", false, 132, 32 * KiB},
     {2,    32 * MiB,   "one_shot", false, 132, 64 * KiB},

@@ -170,7 +170,7 @@ std::size_t free_memory() {
 }
 
 /// Before any blocking reduction: a barrier is enough for the GPUs to serve them from then on, as
-/// their inboxes show, of some 99 MiB.
+/// their inboxes show, of some 99 MiB, where there are several. Otherwise the statistics do.
 void alone() {
   Part part(Kind::allreduce, 5000, 0, 0), of_root(Kind::reduce, 300, size - 1, 0);
   MPI_Barrier(MPI_COMM_WORLD);
@@ -187,7 +187,7 @@ void alone() {
     }
   }
   MPI_Barrier(MPI_COMM_WORLD);
-  if (is_served_here())
+  if (is_served_here() && Gpu::get().count() > 1)
     CHECK(free_memory() + (std::size_t{64} << 20) < before, "%zu bytes are free, %zu before",
           free_memory(), before);
 }
@@ -483,6 +483,11 @@ int main(int argc, char** argv) {
   size = world_size();
   skip_without_gpu();
   alone();
+  if (argc > 1) {  // "alone"
+    if (rank == 0) std::printf("requests checked\n");
+    MPI_Finalize();
+    return 0;
+  }
   {
     Part first(Kind::allreduce, 100, 0, 0);  // from some call on all ranks know of the GPUs
     for (int i = 0; i < 200; ++i) {

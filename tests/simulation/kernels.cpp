@@ -3,6 +3,7 @@
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/block.cuh"
 #include "backend/cuda/flat.cuh"
+#include "backend/cuda/local.cuh"
 #include "backend/cuda/mapped.cuh"
 #include "backend/cuda/pipeline.cuh"
 #include "backend/cuda/relay.cuh"
@@ -43,6 +44,8 @@ void run(Protocol protocol, const void* launch) {
       return Flat<T, T, Weighted>(*static_cast<const FlatLaunch*>(launch)).run();
     case Protocol::mapped:
       return Mapped<T, T, Weighted>(*static_cast<const MappedLaunch*>(launch)).run();
+    case Protocol::local:
+      return Local<T, T, Weighted>(*static_cast<const LocalLaunch*>(launch)).run();
     case Protocol::pipeline:
       const auto& line = *static_cast<const PipelineLaunch*>(launch);
       return line.is_relay ? Relay<T, T, Weighted>(line).run()
@@ -77,6 +80,8 @@ std::size_t Simulation::launch_bytes(Protocol protocol) {
       return sizeof(FlatLaunch);
     case Protocol::mapped:
       return sizeof(MappedLaunch);
+    case Protocol::local:
+      return sizeof(LocalLaunch);
     default:
       return sizeof(PipelineLaunch);
   }

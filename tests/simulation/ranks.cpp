@@ -185,6 +185,7 @@ Simulation::Simulation(const Setup& setup)
     channel.context_ = some_context();
     channel.kernels_ = &Kernels::of_current();
     channel.max_blocks_ = setup.blocks;
+    channel.least_long_ = setup.least_long;
     channel.time_limit_ = setup.time_limit;
     channel.doorbell_ = doorbells_[static_cast<std::size_t>(rank)].get();
     channel.counters_ =
@@ -200,6 +201,7 @@ Simulation::Simulation(const Setup& setup)
   }
   launched_.resize(static_cast<std::size_t>(gpus()));
   copies_.resize(static_cast<std::size_t>(gpus()));
+  queued_.resize(static_cast<std::size_t>(gpus()));
 }
 
 /// As runs before `last_run` have left it.
@@ -256,7 +258,7 @@ CUresult Simulation::launch_kernel(CUfunction function, unsigned blocks, unsigne
   const auto leader = static_cast<std::size_t>(current->leader_of(current->launching_));
   launched.number =
       root.number + (root.is_replayed ? current->channels_[leader]->replays_.launches : 0);
-  if (protocol != Protocol::mapped)
+  if (protocol != Protocol::mapped && protocol != Protocol::local)
     launched.passes = static_cast<const LaunchHead*>(parameters[0])->passes;
   if (protocol == Protocol::pipeline)
     launched.is_relay = static_cast<const PipelineLaunch*>(parameters[0])->is_relay;
@@ -269,8 +271,12 @@ CUresult Simulation::launch_kernel(CUfunction function, unsigned blocks, unsigne
   const auto* const begin = static_cast<const std::byte*>(parameters[0]);
   const auto launch =
       std::make_shared<const std::vector<std::byte>>(begin, begin + launch_bytes(protocol));
-  machine.launch(current->launching_,
-                 {blocks, threads, [=] { run_thread(protocol, what->dtype, launch->data()); }});
+  const simulation::Kernel kernel{blocks, threads,
+                                  [=] { run_thread(protocol, what->dtype, launch->data()); }};
+  if (machine.is_running(current->launching_))
+    current->queued_[static_cast<std::size_t>(current->launching_)].push_back(kernel);
+  else
+    machine.launch(current->launching_, kernel);
   return CUDA_SUCCESS;
 }
 
@@ -292,6 +298,12 @@ bool Simulation::is_told(int gpu) const {
 
 bool Simulation::finish(int gpu) {
   if (machine_.is_running(gpu)) return false;
+  auto& queued = queued_[static_cast<std::size_t>(gpu)];
+  if (!queued.empty()) {
+    machine_.launch(gpu, queued.front());
+    queued.erase(queued.begin());
+    return false;
+  }
   auto& copies = copies_[static_cast<std::size_t>(gpu)];
   for (const Copy& copy : copies)
     std::memcpy(reinterpret_cast<void*>(copy.to), reinterpret_cast<const void*>(copy.from),

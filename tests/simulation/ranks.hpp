@@ -26,6 +26,7 @@ class Simulation {
     std::uint64_t time_limit = 1ull << 60;  ///< of a wait, in turns of threads
     std::uint32_t last_run = 0;             ///< what came before
     bool is_counted = false;                ///< runs are counted on the GPU, as for graphs
+    std::size_t least_long = SIZE_MAX;      ///< bytes of long messages of a single GPU
     std::uint64_t seed = 0;
   };
   explicit Simulation(const Setup& setup);
@@ -57,7 +58,7 @@ class Simulation {
   const Launched& launched(int gpu) const { return launched_[static_cast<std::size_t>(gpu)]; }
   /// Whether the host has heard that it is done.
   bool is_told(int gpu) const;
-  /// Copies that follow the kernel; true: it has ended, and they have, too.
+  /// Launches and copies that follow the kernel; true: it has ended, and they have, too.
   bool finish(int gpu);
 
   /// Whether the rank's host knows that what it has got is no result.
@@ -110,7 +111,8 @@ class Simulation {
   std::map<std::tuple<const Algorithm*, Collective, int, bool, Reach>, Loaded> loaded_;
   std::vector<Launched> launched_;
   std::vector<std::vector<Copy>> copies_;
-  int launching_ = 0;  // which GPU
+  std::vector<std::vector<simulation::Kernel>> queued_;  // of a GPU, behind the one that runs
+  int launching_ = 0;                                    // which GPU
 };
 
 }  // namespace trib::cuda

@@ -70,7 +70,7 @@ struct Call {
 };
 
 std::string kernel_of(const Simulation::Launched& launched) {
-  constexpr const char* names[] = {"general", "packet", "flat", "mapped", "pipeline"};
+  constexpr const char* names[] = {"general", "packet", "flat", "mapped", "pipeline", "local"};
   return launched.is_relay ? "relay" : names[static_cast<int>(launched.protocol)];
 }
 
@@ -164,6 +164,7 @@ class Calls {
     dtype_ = kTypes[below(4)];
     is_any_order_ = kind_ != Kind::shared && one_in(3);
     is_brief_ = one_in(4);
+    if (kind_ == Kind::shared && one_in(2)) made.least_long = below(4) * 1024;
     return made;
   }
 
@@ -202,7 +203,9 @@ class Calls {
                    : is_for_streams          ? Reach::push
                                              : Reach::scratch;
       call.is_packet = call.reach == Reach::scratch && one_in(is_brief_ ? 2 : 4);
-      call.in_place = one_in(2) && !(is_shared && is_scatter(call.shape.collective));
+      const bool may_be_in_place =
+          !is_shared || simulation_.gpus() == 1 || !is_scatter(call.shape.collective);
+      call.in_place = may_be_in_place && one_in(2);
       // Others do for both.
       call.shape.in_place = call.in_place && call.reach == Reach::map;
       // That of devices is for hosts that stand in for them.
@@ -519,8 +522,9 @@ TEST(KernelSimulation, EveryResultIsRight) {
     return fault.empty();
   });
   if (std::getenv("KERNEL_SIMULATION_SEED") != nullptr || HasFailure()) return;
-  for (const char* const kernel : {"general", "packet", "flat", "mapped", "pipeline", "relay",
-                                   "shared general", "shared packet", "shared flat"})
+  for (const char* const kernel :
+       {"general", "packet", "flat", "mapped", "pipeline", "relay", "shared general",
+        "shared packet", "shared flat", "shared local"})
     EXPECT_GT(launched[kernel], 10) << kernel;
 }
 

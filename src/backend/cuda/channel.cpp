@@ -14,6 +14,7 @@
 
 #include "backend/cuda/agree.hpp"
 #include "backend/cuda/copy_program.hpp"
+#include "backend/cuda/local_program.hpp"
 #include "backend/cuda/mapped_program.hpp"
 #include "backend/cuda/memory.hpp"
 #include "backend/cuda/program.hpp"
@@ -57,6 +58,9 @@ constexpr Exports::Habits kHabits{.trials = 2, .patience = 2000};
 
 /// Blocks of a kernel that works through host memory: the bus is slow, and pinned memory dear.
 constexpr int kHostBlocks = 16;
+
+/// Blocks of a kernel that waits for nobody: more than find room at a time.
+constexpr int kLocalBlocks = 8 * kMaxBlocks;
 
 /// Makes two devices of each that has several ranks, which go to one and the other in turn; gives
 /// how many there are then.
@@ -277,6 +281,12 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   if (devices < channel->size_) {
     channel->sharing_ = Sharing::open(bootstrap, config.segment, channel->context_, device_of, why);
     if (!channel->sharing_) return nullptr;
+    if (devices == 1) {  // whose kernels wait for nobody
+      channel->max_blocks_ = kLocalBlocks;
+      if (channel->size_ <= kMaxSharers) return channel;
+      why = "more than " + std::to_string(kMaxSharers) + " ranks share the GPU";
+      return nullptr;
+    }
   }
   if (config.peer_access == Config::PeerAccess::automatic) {
     if (channel->open_direct(why)) {
@@ -368,6 +378,7 @@ std::unique_ptr<trib::Program> Channel::load(const std::vector<Schedule>& all, E
   if (is_driven_by_host(engine))
     return std::make_unique<CopyProgram>(*this, all, engine == Engine::gemv);
   if (all.front().is_mapped) return MappedProgram::of(*this, all);
+  if (is_local()) return LocalProgram::of(*this, all);
   auto program = std::make_unique<Program>(*this, all);
   // Where ranks share GPUs, who launches is decided anew in each call.
   if (!program->agree(all) && sharing_) return nullptr;
@@ -520,6 +531,20 @@ void Channel::tidy_up() {
   const Current current(context_);
   exports_->take_back_freed(kShownBlocks / 8);
   exports_->close_taken_back();
+}
+
+bool Channel::await(std::uint64_t number, int polls) {
+  const std::atomic_ref done(doorbell_->done);
+  // Acquire: pairs with the kernel's last store.
+  for (int poll = 0; done.load(std::memory_order_acquire) != number; ++poll) {
+    if (poll >= polls) {
+      if (++stalls_ % 4096 == 0) check_stream();
+      return false;
+    }
+    __builtin_ia32_pause();
+  }
+  check_result();
+  return true;
 }
 
 void Channel::check_stream() {

@@ -43,6 +43,7 @@ class Channel final : public trib::DeviceChannel {
   bool is_through_host() const override { return segment_ != nullptr; }
   int max_blocks() const override { return max_blocks_; }
   const Level& device_of() const override;
+  bool keeps_results_aside() const override { return is_local(); }
   bool can_map() const override { return exports_ != nullptr; }
   void show(Card& card, const ShownBuffers& buffers) override;
   bool reach(const HostChannel& met, const void* in, void* out,
@@ -62,6 +63,7 @@ class Channel final : public trib::DeviceChannel {
  private:
   friend class Program;
   friend class CopyProgram;
+  friend class LocalProgram;
   friend class MappedProgram;
   friend class Simulation;  // tests/simulation: makes channels without GPUs
   struct Peer {
@@ -77,6 +79,8 @@ class Channel final : public trib::DeviceChannel {
   std::vector<int> others() const;  ///< ranks
   /// Some kernel has ended without its data.
   bool is_aborted() const;
+  /// All ranks share one GPU: there are no inboxes.
+  bool is_local() const { return sharing_ && devices() == 1; }
   bool leads() const { return !sharing_ || sharing_->leads(); }
   void set_up(const void* pointer);
   /// Collective: inboxes in the GPUs' own memory, or else in pinned host memory. False (on all
@@ -101,6 +105,9 @@ class Channel final : public trib::DeviceChannel {
   /// Whether nothing is under way on the default stream, behind which our launches are ordered; or
   /// the program says that it need not be looked at.
   bool is_default_stream_idle() const;
+  /// Looks so many times whether the kernel of this number, the last one, has ended. Throws Error
+  /// if it cannot any more, or did so without its data.
+  bool await(std::uint64_t number, int polls);
   /// Throws Error if the kernel under way cannot end any more.
   void check_stream();
   /// Throws Error if the kernel that has ended did so without its data.
@@ -121,6 +128,7 @@ class Channel final : public trib::DeviceChannel {
   CUdeviceptr counters_ = 0;
   Doorbell* doorbell_ = nullptr;  // the same address for host and device
   std::uint64_t launches_ = 0;
+  std::uint32_t stalls_ = 0;  // of await(), in vain
   Replays replays_;
   /// A kernel that waits for orders after its first call: see TRIB_RESIDENT.
   struct Resident {
@@ -150,6 +158,7 @@ class Channel final : public trib::DeviceChannel {
   std::size_t wanted_inbox_bytes_ = 0;  // of its inbox; equal on all ranks
   /// What slices are cut for: more only once it is there.
   std::size_t large_inbox_bytes_ = kLeastLargeInbox;
+  std::size_t least_long_ = 4 << 20;  // bytes of what a local kernel reads as a long message
   std::unique_ptr<Sharing> sharing_;  // null: every rank has a GPU of its own
   std::unique_ptr<Exports> exports_;  // null: peers' buffers are not to be mapped, or cannot be
 };

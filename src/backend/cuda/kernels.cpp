@@ -16,7 +16,8 @@ TRIB_OPS(TRIB_DECLARE)
 namespace trib::cuda {
 namespace {
 
-constexpr const char* kNames[kProtocols] = {"simple", "packet", "flat", "mapped", "pipeline"};
+constexpr const char* kNames[kProtocols] = {"simple", "packet",   "flat",
+                                            "mapped", "pipeline", "local"};
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #include "backend/cuda/block.cuh"
 #include "backend/cuda/canonical.hpp"
 #include "backend/cuda/flat.cuh"
+#include "backend/cuda/local.cuh"
 #include "backend/cuda/mapped.cuh"
 #include "backend/cuda/pipeline.cuh"
 #include "backend/cuda/relay.cuh"
@@ -19,6 +20,8 @@ __device__ void run(const Launched& launch) {
     Flat<T, A, Operator>(launch).run();
   else if constexpr (protocol == Protocol::mapped)
     Mapped<T, A, Operator>(launch).run();
+  else if constexpr (protocol == Protocol::local)
+    Local<T, A, Operator>(launch).run();
   else if constexpr (protocol == Protocol::pipeline)
     launch.is_relay ? Relay<T, A, Operator>(launch).run() : Pipeline<T, A, Operator>(launch).run();
   else
@@ -42,6 +45,7 @@ __device__ void run(const Launched& launch) {
   TRIB_KERNEL(dtype, packet, Launch, kMaxThreads, element, accumulator)             \
   TRIB_KERNEL(dtype, flat, FlatLaunch, kMaxFlatThreads, element, accumulator)       \
   TRIB_KERNEL(dtype, mapped, MappedLaunch, kMaxMappedThreads, element, accumulator) \
+  TRIB_KERNEL(dtype, local, LocalLaunch, kMaxLocalThreads, element, accumulator)    \
   TRIB_KERNEL(dtype, pipeline, PipelineLaunch, kMaxPipelineThreads, element, accumulator)
 TRIB_DTYPES(TRIB_KERNELS)
 

@@ -34,11 +34,14 @@ namespace trib::cuda {
 
 inline constexpr int kWindows = 4;
 inline constexpr int kMaxRanks = 16;     // in one launch: one per GPU
+inline constexpr int kMaxSharers = 32;   // ranks that are alone on one GPU together
 inline constexpr int kMaxBlocks = 132;   // that wait for peers
 inline constexpr int kMaxThreads = 768;  // of a block, all stages together
 inline constexpr int kWarp = 32;         // threads that run together
 inline constexpr int kMaxFlatThreads = 512;
 inline constexpr int kMaxMappedThreads = 512;
+inline constexpr int kMaxLocalThreads = 512;
+inline constexpr int kLocalDepth = 4;  // units of a thread in a tile of long messages
 inline constexpr int kMaxPipelineThreads = 512;
 inline constexpr int kMaxStages = 3;
 inline constexpr int kMaxUnits = 64;  // of an inbox
@@ -238,8 +241,42 @@ struct MappedLaunch : LaunchRoot {
 };
 static_assert(sizeof(MappedLaunch) <= 1024);
 
+/// For ranks that all share one GPU: chunks of their buffers, folded where they are. It waits for
+/// nobody: local.cuh.
+struct LocalLaunch : LaunchRoot {
+  std::uint32_t tiles;  // of all folds: units for the threads of a block, one each or more
+  std::uint8_t sources, folds, outs;
+  bool is_scattered;  // each fold has an `out` of its own, otherwise the only one goes to all
+  bool is_long;       // kLocalDepth units of a tile for each thread, and all of them aligned
+  bool is_last;       // of the call's launches
+  struct Fold {
+    std::uint64_t begin;  // bytes in `in` before the chunk
+    std::uint32_t first_tile;
+    std::uint32_t length;  // elements
+  };
+  const std::byte* in[kMaxSharers];
+  std::byte* out[kMaxSharers];  // where the chunk of its fold goes
+  Fold fold[kMaxSharers];
+};
+static_assert(sizeof(LocalLaunch) <= 1152);
+
+/// What there is to fold: whole units, and elements before and behind, so that the first rank's
+/// units are aligned.
+struct LocalUnits {
+  std::uint32_t head, units, tail;
+};
+/// `in`: the first rank's. `element`: bytes of one.
+constexpr LocalUnits units_of(const LocalLaunch::Fold& fold, std::uint64_t in,
+                              std::size_t element) {
+  auto head = static_cast<std::uint32_t>(-(in + fold.begin) % kUnitBytes / element);
+  if (head > fold.length) head = fold.length;
+  const std::uint32_t left = fold.length - head;
+  const auto in_unit = static_cast<std::uint32_t>(kUnitBytes / element);
+  return {head, left / in_unit, left % in_unit};
+}
+
 /// Which kernel: see above.
-enum class Protocol : std::uint8_t { simple, packet, flat, mapped, pipeline };
-inline constexpr int kProtocols = 5;
+enum class Protocol : std::uint8_t { simple, packet, flat, mapped, pipeline, local };
+inline constexpr int kProtocols = 6;
 
 }  // namespace trib::cuda

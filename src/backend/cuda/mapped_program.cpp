@@ -2,7 +2,6 @@
 #include "backend/cuda/mapped_program.hpp"
 
 #include <algorithm>
-#include <atomic>
 
 namespace trib::cuda {
 namespace {
@@ -87,7 +86,6 @@ Operation& MappedProgram::launch(const Arguments& arguments) {
   launch_.units = bits % kUnitBytes == 0
                       ? static_cast<std::uint32_t>(launch_.length * element / kUnitBytes)
                       : 0;
-  stalls_ = 0;
 
   const CUfunction function =
       channel_.kernels_->find(arguments.op, arguments.dtype, Protocol::mapped);
@@ -97,20 +95,6 @@ Operation& MappedProgram::launch(const Arguments& arguments) {
       {function, static_cast<unsigned>(arguments.blocks), static_cast<unsigned>(threads)},
       channel_.stream_, launch_, sizeof launch_, nullptr, 0);
   return *this;
-}
-
-bool MappedProgram::advance(int polls) {
-  const std::atomic_ref done(channel_.doorbell_->done);
-  // Acquire: pairs with the kernel's last store.
-  for (int poll = 0; done.load(std::memory_order_acquire) != launch_.number; ++poll) {
-    if (poll >= polls) {
-      if (++stalls_ % 4096 == 0) channel_.check_stream();
-      return false;
-    }
-    __builtin_ia32_pause();
-  }
-  channel_.check_result();
-  return true;
 }
 
 }  // namespace trib::cuda

@@ -20,7 +20,7 @@ class MappedProgram final : public trib::Program, public Operation {
 
   std::size_t fit(bool) const override { return SIZE_MAX; }  // nothing goes through inboxes
   Operation& launch(const Arguments& arguments) override;
-  bool advance(int polls) override;
+  bool advance(int polls) override { return channel_.await(launch_.number, polls); }
   int blocked_on() const override { return channel_.any_peer(++looks_); }
   bool is_guessing() const override { return true; }
   std::uint64_t position() const override { return ++looks_; }  // as Program
@@ -34,7 +34,6 @@ class MappedProgram final : public trib::Program, public Operation {
   Repeats repeats_;
   MappedLaunch launch_{};
   mutable std::uint64_t looks_ = 0;
-  std::uint32_t stalls_ = 0;
 };
 
 }  // namespace trib::cuda

@@ -657,17 +657,8 @@ void Program::start(const Arguments& arguments) {
   if (launch.linger > 0) channel_.resident_ = {this, launch.number, arguments.in, arguments.out};
 }
 
-/// The leader's kernel does this rank's part.
-bool Program::await_leader(int polls) const {
-  for (int poll = 0; !channel_.sharing_->is_told(launch_.number); ++poll) {
-    if (poll >= polls) return false;
-    __builtin_ia32_pause();
-  }
-  return true;
-}
-
 bool Program::advance(int polls) {
-  if (!channel_.leads()) return await_leader(polls);
+  if (!channel_.leads()) return channel_.sharing_->await(launch_.number, polls);
   const std::atomic_ref done(channel_.doorbell_->done);
   for (int poll = 0;; ++poll) {
     // Acquire: pairs with the kernel's last store; what it wrote to pinned memory comes with it.
@@ -691,11 +682,7 @@ bool Program::advance(int polls) {
     const Current current(channel_.context_);
     check(channel_.driver_.cuStreamSynchronize_(channel_.stream_), "cannot copy the result");
   }
-  if (channel_.sharing_) {
-    if (channel_.sharing_->has_anyone_given_up())
-      throw Error(Code::peer, "a rank whose buffers a kernel was reading gave up the reduction");
-    channel_.sharing_->tell(launch_.number);
-  }
+  if (channel_.sharing_) channel_.sharing_->end(launch_.number);
   return true;
 }
 

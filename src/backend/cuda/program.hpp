@@ -27,7 +27,6 @@ class Program final : public trib::Program, public Operation {
 
  private:
   Program(Channel& channel, const std::vector<Schedule>& all, int rank);
-  bool await_leader(int polls) const;
   void translate(const std::vector<Schedule>& all);
   void find_exchange(int batches);
   std::byte* place(int operand) const {

@@ -70,14 +70,21 @@ std::shared_ptr<void> Sharing::hold(Bootstrap& bootstrap, const ShownBuffers& bu
                  : exports_->hold_all(bootstrap, buffers, reach);
 }
 
-bool Sharing::is_told(std::uint64_t number) const {
-  // Acquire: pairs with tell(); what the kernel wrote comes before.
-  return words(leader(device(rank_))).done.load(std::memory_order_acquire) >= number;
+bool Sharing::await(std::uint64_t number, int polls) const {
+  const Words& leaders = words(leader(device(rank_)));
+  // Acquire: pairs with end(); what the kernel wrote comes before.
+  for (int poll = 0; leaders.done.load(std::memory_order_acquire) < number; ++poll) {
+    if (poll >= polls) return false;
+    __builtin_ia32_pause();
+  }
+  return true;
 }
 
 // --------------------------------------------------------------------------------------- leaders
 
-void Sharing::tell(std::uint64_t number) {
+void Sharing::end(std::uint64_t number) {
+  if (has_anyone_given_up())
+    throw Error(Code::peer, "a rank whose buffers a kernel was reading gave up the reduction");
   words(rank_).done.store(number, std::memory_order_release);
 }
 

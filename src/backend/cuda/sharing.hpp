@@ -42,13 +42,11 @@ class Sharing {
   /// This rank leaves a call that is not over: its buffers are its own again, though a kernel may
   /// still read them.
   void give_up() noexcept;
-  /// Whether any rank did that. Leaders, once a kernel has ended: if so, what that one left may be
-  /// no result.
-  bool has_anyone_given_up() const;
-
-  /// A leader's kernel of this number has ended.
-  void tell(std::uint64_t number);
-  bool is_told(std::uint64_t number) const;
+  /// Leaders: the kernel of this number has ended; tells the followers. Throws Error if what it
+  /// left may be no result.
+  void end(std::uint64_t number);
+  /// Followers: looks so many times whether it has.
+  bool await(std::uint64_t number, int polls) const;
 
  private:
   friend class Simulation;  // tests/simulation
@@ -59,6 +57,7 @@ class Sharing {
     std::atomic<bool> has_given_up;
   };
   Words& words(int rank) const;
+  bool has_anyone_given_up() const;
 
   const int rank_;
   const Level device_of_;
