@@ -299,9 +299,12 @@ class DeviceChannel {
   /// Whether peers' kernels may use buffers of this rank: the program has nothing under way on its
   /// default stream. May wait for that a little.
   virtual bool is_settled() const { return true; }
+  /// They may as soon as the program's default stream is through with what it does now.
+  virtual bool will_settle() const { return false; }
   /// Until they may. Nothing that is under way there may wait for a peer.
   virtual void wait_until_settled() const {}
-  /// In calls that do without: lets go of what others have shown, and their programs have freed.
+  /// In calls that do without: lets go of what ranks have shown, and their programs have freed. What
+  /// kernels may be using is there still. Safe beside calls of other threads.
   virtual void tidy_up() {}
   /// To be called while the peers have not all posted a call yet: finds out what its launch will
   /// want to know.
@@ -346,8 +349,8 @@ struct Rows {
   std::size_t pitch = 0;  ///< bytes from one row to the next; at least `width`
 };
 
-/// Devices whose memory programs pass to MPI. No function but describe() and load() loads a driver:
-/// a program that does not use the device must not pay for it.
+/// Devices whose memory programs pass to MPI. No function but describe(), inventory() and load()
+/// loads a driver: a program that does not use the device must not pay for it.
 class DeviceBackend : public Backend {
  public:
   /// Whether this process uses the device: its driver is loaded and the program has a context.
@@ -378,6 +381,12 @@ class DeviceBackend : public Backend {
   /// Host memory that the device copies quickly to and from. Null: none left.
   virtual void* allocate_host(std::size_t bytes) const = 0;
   virtual void free_host(void* pointer) const noexcept = 0;
+  /// For `trib info`, as JSON: the devices, the links between them, which memory is served in which
+  /// way. Loads the driver, and allocates a little on the first device to find out.
+  virtual std::string inventory(const Config& config) const {
+    (void)config;
+    return "{}";
+  }
 };
 
 /// The modules found beside this library, loaded once per process. Throws Error without a host

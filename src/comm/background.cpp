@@ -29,6 +29,7 @@ struct Lane {
   bool has_own_plan = false;
   bool turns = false;                 // has more room than it needs
   bool has_begun = false;             // `first` has been announced
+  bool has_come = false;              // ... to its meeting
   int absent = -1;                    // a rank that has not come to its meeting
   Card card;                          // that this rank shows there
   bool meets_again = false;           // to hear whether all can reach what was shown
@@ -44,7 +45,7 @@ struct Lane {
 
   /// Changes whenever it got anywhere.
   auto where() const {
-    return std::tuple(first, has_begun, operation,
+    return std::tuple(first, has_begun, has_come, operation,
                       operation != nullptr ? operation->position() : 0);
   }
 
@@ -77,6 +78,10 @@ constexpr int kPollsOfStart = 8;
 /// Bytes from which on a thread that is there for it (TRIB_PROGRESS=thread) does all of the work:
 /// below, to wake it costs about as much as it takes off the caller.
 constexpr std::size_t kHandedOver = 128 << 10;
+
+/// Starts of persistent operations, whose buffers are mapped, between two looks whether what others
+/// had shown is there still.
+constexpr std::uint32_t kHeldStarts = 64;
 
 /// All communicators that have lanes. Never destroyed: the helper looks at it until the end.
 struct Registry {
@@ -482,13 +487,18 @@ bool Background::launch(Lane& lane, Task& task) {
     }
     lane.absent = -1;
     lane.has_begun = true;
-    lane.meets_again = false;
-    if (task.meets_) {
-      task.call_.begin();
-      lane.card = card_of(lane, task);
-      lane.channel->present(lane.card);
-      if (task.call_.is_first()) device->look_ahead();
-    }
+    lane.has_come = lane.meets_again = false;
+  }
+  if (task.meets_ && !lane.has_come) {
+    // Where another rank's kernel is to use its buffers, a copy that is still under way comes first;
+    // copies for staging would wait for it as well.
+    if (device->will_settle()) return false;
+    task.call_.begin();
+    lane.card = card_of(lane, task);
+    lane.channel->present(lane.card);
+    lane.has_come = true;
+    if (task.call_.is_first()) device->look_ahead();
+    if (!task.mapped_.empty() && ++held_starts_ % kHeldStarts == 0) device->tidy_up();
   }
   std::optional<Route> route = task.mapped_.empty() ? Route::host : Route::mapped;
   if (task.meets_) {

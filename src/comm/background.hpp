@@ -184,6 +184,7 @@ class Background {
   std::vector<Lane*> busy_;        // of both kinds
   std::atomic<int> under_way_{0};  // tasks; others look at it without the lock
   std::uint64_t posts_ = 0;
+  std::uint32_t held_starts_ = 0;
   std::atomic<const Task*> last_started_{nullptr};  // may be gone; others look without the lock
   std::atomic<int> turning_lanes_{0};
   std::atomic<bool> is_left_alone_{false};  // the last task for a device that was looked at

@@ -232,7 +232,7 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
       reach(card, request, plan, Route::device_mapped))
     route = Route::device_mapped;
   else if (devices_.channel && ++idle_calls_ % kIdleCalls == 0)
-    devices_.channel->tidy_up();
+    devices_.tidy_up();
   while (is_on_device(route)) {
     const Engine engine =
         plans_->path(plan, route, group_.findings(), devices_.channel.get()).choice.engine;
@@ -685,7 +685,6 @@ struct Communicator::Part {
   Card card;
   bool can_serve;  ///< on a device
   bool may_turn;
-  bool is_in_the_way;
 };
 
 /// Collective: finds out where a persistent reduction is to run.
@@ -697,8 +696,7 @@ void Communicator::settle(Task& task) {
   Plan& plan = plans_->find(request);
   Part mine{devices_.card(request, none), devices_.can_serve(request, plan.signature.count),
             (!background_ || background_->turning_lanes() < Background::kTurningLanes) &&
-                channel_->has_ample_memory(),
-            is_in_the_way(request, plan)};
+                channel_->has_ample_memory()};
   if (plan.is_mappable) {
     const Card card = heap_card(request, plan);
     mine.card.in_at = card.in_at;
@@ -707,8 +705,7 @@ void Communicator::settle(Task& task) {
   std::vector<Part> all(static_cast<std::size_t>(group_.size));
   bootstrap_->exchange(&mine, all.data(), sizeof mine);
   task.meets_ = settle_on_device(request, plan, all);
-  if (std::any_of(all.begin(), all.end(), [](const Part& part) { return part.is_in_the_way; }))
-    task.meets_ = false;
+  if (task.meets_ && devices_.are_shared && is_in_anyones_way(request, plan)) task.meets_ = false;
   if (task.meets_) hold(task, plan);
   // Where ranks share devices, one works on the buffers of others.
   if (task.meets_ && devices_.are_shared && !task.hold_) task.meets_ = false;
@@ -721,6 +718,14 @@ void Communicator::settle(Task& task) {
   const auto card_of = [&](int rank) { return all[static_cast<std::size_t>(rank)].card; };
   if (!task.meets_ && (!plan.is_mappable || !map(plan, card_of, task.mapped_)))
     task.mapped_.clear();
+}
+
+/// Collective, once devices are open: only they can say. Whether is_in_the_way() on any rank.
+bool Communicator::is_in_anyones_way(const Request& request, const Plan& plan) {
+  const char mine = is_in_the_way(request, plan);
+  std::vector<char> all(static_cast<std::size_t>(group_.size));
+  bootstrap_->exchange(&mine, all.data(), sizeof mine);
+  return std::any_of(all.begin(), all.end(), [](char any) { return any != 0; });
 }
 
 /// Collective: lets kernels of other ranks use the task's buffers, if they gain by it or cannot do

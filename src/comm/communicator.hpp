@@ -141,6 +141,7 @@ class Communicator {
   bool may_map(const Plan& plan) const;
   ShownBuffers buffers_of(const Request& request, const Plan& plan) const;
   bool is_in_the_way(const Request& request, const Plan& plan) const;
+  bool is_in_anyones_way(const Request& request, const Plan& plan);
   ShownBuffers mappable_buffers(const Request& request, const Plan& plan) const;
   bool reach(Card& card, const Request& request, Plan& plan, Route route);
   void open_device(const void* pointer);

@@ -65,6 +65,11 @@ void Devices::poison(const std::string& why) noexcept {
   if (own_of_requests) own_of_requests->poison(why);
 }
 
+void Devices::tidy_up() {
+  if (channel) channel->tidy_up();
+  if (own_of_requests) own_of_requests->tidy_up();
+}
+
 bool Devices::are_mappable(const HostChannel& met, int size, const Request& request,
                            const NamedBlocks& named) {
   for (int rank = 0; rank < size; ++rank) {

@@ -99,6 +99,8 @@ struct Devices {
   /// What the cards of a meeting on `met` come to. `named`: in the calls there.
   Route route(const HostChannel& met, int size, const Request& request, std::uint64_t elements,
               const NamedBlocks& named) const;
+  /// Now and then, in calls of every kind: lets go of what programs have freed.
+  void tidy_up();
   /// What this rank's program has under way on its device ends, wherever it waits for peers.
   void poison(const std::string& why) noexcept;
 

@@ -120,7 +120,11 @@ void fill(CUdeviceptr memory, unsigned char value, std::size_t bytes) {
   std::memset(reinterpret_cast<void*>(memory), value, bytes);
 }
 void wait_for_default_stream() {}
+CopyStream::CopyStream() = default;
+CopyStream::~CopyStream() { (void)stream_; }
+void CopyStream::wait() const {}
 bool is_default_stream_idle() { return true; }
+bool is_default_stream_busy() { return false; }
 Current::Current(CUcontext) : driver_(*driver()) {}
 Current::~Current() { (void)driver_, (void)is_pushed_, (void)mode_; }
 

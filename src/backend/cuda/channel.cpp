@@ -25,7 +25,7 @@ namespace trib::cuda {
 namespace {
 
 struct Hello {
-  int pid;
+  ProcessId process;
   CUcontext context;
   CUdeviceptr inbox;
   CUipcMemHandle handle;
@@ -128,7 +128,7 @@ void Channel::map(int rank, const void* hello_of_peer) {
   const Hello& hello = *static_cast<const Hello*>(hello_of_peer);
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
   const Current current(context_);
-  if (hello.pid == ::getpid()) {  // a thread of this process
+  if (hello.process == ProcessId::of_this()) {  // a thread of this process
     peer.inbox = hello.inbox;
     if (hello.context == context_) return;
     const CUresult result = driver_.cuCtxEnablePeerAccess_(hello.context, 0);
@@ -151,7 +151,7 @@ bool Channel::open_direct(std::string& why) {
     if (leads()) {
       cuda::check(driver_.cuMemAlloc_(&inbox, bytes), "cannot allocate an inbox of 99 MiB");
       fill(inbox, 0, bytes);
-      mine = {::getpid(), context_, inbox, {}};
+      mine = {ProcessId::of_this(), context_, inbox, {}};
       cuda::check(driver_.cuIpcGetMemHandle_(&mine.handle, inbox), "cannot share memory");
     }
   } catch (const std::exception& error) {
@@ -492,6 +492,12 @@ bool Channel::is_settled() const {
   return true;
 }
 
+bool Channel::will_settle() const {
+  if (!sharing_ || sharing_->leads() || ignores_default_stream_) return false;
+  const Current current(context_);
+  return is_default_stream_busy();
+}
+
 /// The leader's kernel is ordered behind its own default stream, not behind this rank's.
 void Channel::wait_until_settled() const {
   if (!sharing_ || sharing_->leads()) return;
@@ -527,6 +533,7 @@ bool Channel::reach(const HostChannel& met, const void* in, void* out,
 }
 
 void Channel::tidy_up() {
+  if (sharing_) return sharing_->tidy_up();
   if (!exports_) return;
   const Current current(context_);
   exports_->take_back_freed(kShownBlocks / 8);

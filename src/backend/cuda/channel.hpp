@@ -51,6 +51,7 @@ class Channel final : public trib::DeviceChannel {
   std::shared_ptr<void> hold(const ShownBuffers& buffers,
                              std::vector<MappedBuffers>& mapped) override;
   bool is_settled() const override;
+  bool will_settle() const override;
   void wait_until_settled() const override;
   void tidy_up() override;
   void look_ahead() override;

@@ -8,12 +8,13 @@
 #include <new>
 
 #include "backend/cuda/agree.hpp"
+#include "base/process.hpp"
 
 namespace trib::cuda {
 namespace {
 
 struct Hello {
-  int pid;
+  ProcessId process;
   CUdeviceptr inbox;
   CUipcMemHandle handle;
 };
@@ -56,7 +57,7 @@ void CopyEngine::set_up(std::size_t inbox_bytes) {
 void CopyEngine::map(int rank, const void* hello_of_peer) {
   const Hello& hello = *static_cast<const Hello*>(hello_of_peer);
   CUdeviceptr& inbox = inboxes_[static_cast<std::size_t>(rank)];
-  if (hello.pid == ::getpid()) {  // a thread of this process; the channel has enabled peer access
+  if (hello.process == ProcessId::of_this()) {  // a thread of this process; the channel has enabled peer access
     inbox = hello.inbox;
     return;
   }
@@ -79,7 +80,7 @@ std::unique_ptr<CopyEngine> CopyEngine::open(Bootstrap& bootstrap, Config::Segme
   try {
     engine->set_up(inbox_bytes);
     const Current current(context);
-    mine.pid = ::getpid();
+    mine.process = ProcessId::of_this();
     mine.inbox = engine->inboxes_[static_cast<std::size_t>(engine->rank_)];
     check(engine->driver_.cuIpcGetMemHandle_(&mine.handle, mine.inbox), "cannot share memory");
   } catch (const std::exception& error) {

@@ -52,7 +52,8 @@ CopyProgram::CopyProgram(Channel& channel, const std::vector<Schedule>& all, boo
       rank_(channel.rank_),
       size_(channel.size_),
       plan_(all, channel.rank_),
-      is_gemv_(is_gemv) {
+      is_gemv_(is_gemv),
+      aside_(channel.context_) {
   launch_.stages = 1;
   launch_.size = 1;
   launch_.has_met = true;
@@ -65,16 +66,6 @@ std::size_t CopyProgram::fit(bool is_large) const {
   return channel_.large_inbox_bytes_ /
          static_cast<std::size_t>(kLargeWindows * std::max(plan_.units, 1)) / kAlignment *
          kAlignment;
-}
-
-CopyProgram::~CopyProgram() {
-  if (aside_ == 0) return;
-  try {
-    const Current current(channel_.context_);
-    channel_.driver_.cuMemFree_(aside_);
-  } catch (const Error&) {
-    // The context is gone, and the memory with it.
-  }
 }
 
 // --------------------------------------------------------------------------------------- a call
@@ -92,14 +83,6 @@ bool CopyProgram::covers_input(const Arguments& arguments) const {
   return out != in || own > begin[1] * element;
 }
 
-void CopyProgram::reserve_aside(std::size_t bytes) {
-  if (bytes <= aside_bytes_) return;
-  if (aside_ != 0) channel_.driver_.cuMemFree_(std::exchange(aside_, 0));
-  aside_bytes_ = 0;
-  check(channel_.driver_.cuMemAlloc_(&aside_, bytes), "cannot allocate room for a result");
-  aside_bytes_ = bytes;
-}
-
 Operation& CopyProgram::launch(const Arguments& arguments) {
   CopyEngine& engine = *channel_.copy_engine_;
   const Current current(channel_.context_);
@@ -108,9 +91,9 @@ Operation& CopyProgram::launch(const Arguments& arguments) {
   const std::size_t element = bytes(arguments.dtype);
   is_aside_ = covers_input(arguments);
   if (is_aside_)
-    reserve_aside((arguments.chunk_begin[rank_ + 1] - arguments.chunk_begin[rank_]) * element);
+    aside_at_ = aside_.reserve((arguments.chunk_begin[rank_ + 1] - arguments.chunk_begin[rank_]) * element);
   in_ = reinterpret_cast<CUdeviceptr>(arguments.in);
-  out_ = is_aside_ ? aside_ : reinterpret_cast<CUdeviceptr>(arguments.out);
+  out_ = is_aside_ ? aside_at_ : reinterpret_cast<CUdeviceptr>(arguments.out);
   if (is_scatter(static_cast<Collective>(arguments.signature.collective)))
     out_ -= arguments.chunk_begin[rank_] * element;
   pass_count_ = (arguments.longest + arguments.slice - 1) / arguments.slice;
@@ -145,7 +128,7 @@ bool CopyProgram::advance(int polls) {
   if (is_aside_) {
     const CUstream stream = channel_.copy_engine_->work_stream_;
     const std::size_t own = arguments_.chunk_begin[rank_ + 1] - arguments_.chunk_begin[rank_];
-    check(channel_.driver_.cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(arguments_.out), aside_,
+    check(channel_.driver_.cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(arguments_.out), aside_at_,
                                           own * bytes(arguments_.dtype), stream),
           "cannot copy the result");
     check(channel_.driver_.cuStreamSynchronize_(stream), "cannot copy the result");

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "backend/cuda/aside.hpp"
 #include "backend/cuda/channel.hpp"
 #include "backend/cuda/copy_engine.hpp"
 #include "backend/cuda/copy_plan.hpp"
@@ -26,7 +27,6 @@ class CopyProgram final : public trib::Program, public Operation {
  public:
   /// `is_gemv`: cuBLAS folds where it can.
   CopyProgram(Channel& channel, const std::vector<Schedule>& all, bool is_gemv);
-  ~CopyProgram() override;
 
   std::size_t fit(bool is_large) const override;
   Operation& launch(const Arguments& arguments) override;
@@ -62,7 +62,6 @@ class CopyProgram final : public trib::Program, public Operation {
   static constexpr int kActive = 8;  // passes that have begun
 
   bool covers_input(const Arguments& arguments) const;
-  void reserve_aside(std::size_t bytes);
 
   /// True: the call is done.
   bool work();
@@ -115,8 +114,8 @@ class CopyProgram final : public trib::Program, public Operation {
   std::uint64_t position_ = 0;
   std::uint32_t stalls_ = 0;
 
-  CUdeviceptr aside_ = 0;
-  std::size_t aside_bytes_ = 0;
+  Aside aside_;
+  CUdeviceptr aside_at_ = 0;
   bool is_aside_ = false;
 };
 

@@ -74,8 +74,11 @@ std::unique_ptr<Cublas> Cublas::open(const std::string& path, CUstream stream, s
   ones.f32.fill(1);
   const Driver& driver = *cuda::driver();
   check(driver.cuMemAlloc_(&cublas->ones_, sizeof ones), "cannot allocate");
-  check(driver.cuMemcpy_(cublas->ones_, reinterpret_cast<CUdeviceptr>(&ones), sizeof ones),
+  const CopyStream copies;
+  check(driver.cuMemcpyAsync_(cublas->ones_, reinterpret_cast<CUdeviceptr>(&ones), sizeof ones,
+                              copies.get()),
         "cannot fill memory");
+  copies.wait();
   return cublas;
 }
 

@@ -6,6 +6,7 @@
 #include "backend/backend.hpp"
 #include "backend/cuda/canonical.hpp"
 #include "backend/cuda/channel.hpp"
+#include "backend/cuda/inventory.hpp"
 #include "backend/cuda/memory.hpp"
 
 namespace trib::cuda {
@@ -56,19 +57,14 @@ class Cuda final : public DeviceBackend {
   std::string_view name() const override { return "cuda"; }
 
   std::string describe() const override {
-    const Driver* const driver = load_driver();
-    if (driver == nullptr) return "no driver";
-    int version = 0, count = 0;
-    driver->cuDriverGetVersion_(&version);
-    driver->cuDeviceGetCount_(&count);
-    std::string text = "driver for CUDA " + std::to_string(version / 1000) + "." +
-                       std::to_string(version % 1000 / 10) + "; ";
-    if (count == 0) return text + "no GPU";
-    return text + hardware() +
-           "; GPU, managed and pinned memory through peers' inboxes (IPC handles, or pinned shared "
-           "memory), what cudaMalloc gave also by mappings (IPC handles), anything else staged "
-           "through pinned memory";
+    std::string why;
+    const Driver* const driver = load_driver(why);
+    if (driver == nullptr) return why;
+    const std::string found = hardware();
+    return "driver for CUDA " + driver_version(*driver) + "; " + (found.empty() ? "no GPU" : found);
   }
+
+  std::string inventory(const Config& config) const override { return cuda::inventory(config); }
 
   std::string hardware() const override {
     const Driver* const driver = cuda::driver();
@@ -117,27 +113,23 @@ class Cuda final : public DeviceBackend {
   void copy(void* to, const void* from, std::size_t bytes) const override {
     const CUcontext context = where(to) == Memory::device ? context_of(to) : context_of(from);
     const Current current(context);
-    check(driver()->cuMemcpy_(reinterpret_cast<CUdeviceptr>(to),
-                              reinterpret_cast<CUdeviceptr>(from), bytes),
-          "cannot copy between host and device");
-    // From pageable memory the last part may still be under way.
-    check(driver()->cuStreamSynchronize_(nullptr), "cannot copy between host and device");
+    const CopyStream stream;
+    enqueue_copy(to, from, bytes, stream.get());
+    stream.wait();
   }
 
   void copy(std::span<const Rows> pieces) const override {
     if (pieces.empty()) return;
     const bool is_up = cuda::where(pieces[0].to) == Memory::device;
     const Current current(context_of(is_up ? pieces[0].to : pieces[0].from));
-    constexpr const char* what = "cannot copy between host and device";
+    const CopyStream stream;
     for (const Rows& rows : pieces)
-      if (rows.count == 1 || !enqueue_rows(rows, is_up))
+      if (rows.count == 1 || !enqueue_rows(rows, is_up, stream.get()))
         for (std::size_t row = 0; row < rows.count; ++row)
-          check(
-              driver()->cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(rows.to) + row * rows.pitch,
-                                       reinterpret_cast<CUdeviceptr>(rows.from) + row * rows.pitch,
-                                       rows.width, nullptr),
-              what);
-    check(driver()->cuStreamSynchronize_(nullptr), what);
+          enqueue_copy(static_cast<std::byte*>(rows.to) + row * rows.pitch,
+                       static_cast<const std::byte*>(rows.from) + row * rows.pitch, rows.width,
+                       stream.get());
+    stream.wait();
   }
 
   void enqueue_copy(void* to, const void* from, std::size_t bytes, Stream stream) const override {
@@ -148,7 +140,7 @@ class Cuda final : public DeviceBackend {
   }
 
   /// False: rows so far apart, or so many, have to go one by one.
-  static bool enqueue_rows(const Rows& rows, bool is_up) {
+  static bool enqueue_rows(const Rows& rows, bool is_up, CUstream stream) {
     CUDA_MEMCPY2D copy{};
     copy.srcMemoryType = is_up ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
     copy.srcHost = rows.from;
@@ -159,7 +151,7 @@ class Cuda final : public DeviceBackend {
     copy.srcPitch = copy.dstPitch = rows.pitch;
     copy.WidthInBytes = rows.width;
     copy.Height = rows.count;
-    return driver()->cuMemcpy2DAsync_(&copy, nullptr) == CUDA_SUCCESS;
+    return driver()->cuMemcpy2DAsync_(&copy, stream) == CUDA_SUCCESS;
   }
 
   void* allocate_host(std::size_t bytes) const override {

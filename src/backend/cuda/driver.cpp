@@ -12,9 +12,12 @@
 namespace trib::cuda {
 namespace {
 
-const Driver* look_up(int flags) {
+const Driver* look_up(int flags, std::string& why) {
   void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY | flags);
-  if (library == nullptr) return nullptr;
+  if (library == nullptr) {
+    if (flags == 0) why = std::string("no driver: ") + ::dlerror();
+    return nullptr;
+  }
   static auto& mutex = *new std::mutex;
   const std::lock_guard lock(mutex);
   static auto& driver = *new Driver;
@@ -27,13 +30,21 @@ const Driver* look_up(int flags) {
   if (driver.name##_ == nullptr) missing = TRIB_TEXT(name);
   TRIB_DRIVER(TRIB_LOOK_UP)
   if (missing != nullptr) {
-    log_once(Config::Log::warn, std::string("the CUDA driver is too old, it lacks ") + missing);
+    why = std::string("the CUDA driver is too old, it lacks ") + missing;
+    log_once(Config::Log::warn, why);
     return nullptr;
   }
   return &driver;  // the library stays open: its functions must not go away
 }
 
 std::atomic<const Driver*> found{nullptr};
+
+std::string text_of(const Driver& driver, CUresult result) {
+  const char* text = nullptr;
+  if (driver.cuGetErrorString_(result, &text) != CUDA_SUCCESS || text == nullptr)
+    text = "unknown error";
+  return std::string(text) + " (CUDA error " + std::to_string(static_cast<int>(result)) + ")";
+}
 
 /// How often libraries were loaded into this process.
 unsigned long long loads() {
@@ -58,27 +69,34 @@ const Driver* driver() {
   const unsigned long long present = loads();
   // Acquire: pairs with the release below; what that look has found comes with it.
   if (seen.load(std::memory_order_acquire) == present) return found.load(std::memory_order_acquire);
-  const Driver* const now = look_up(RTLD_NOLOAD);
+  std::string why;
+  const Driver* const now = look_up(RTLD_NOLOAD, why);
   if (now != nullptr) found.store(now, std::memory_order_release);
   seen.store(present, std::memory_order_release);
   return now;
 }
 
-const Driver* load_driver() {
-  if (const Driver* const known = driver()) return known;
-  const Driver* const now = look_up(0);
-  if (now == nullptr || now->cuInit_(0) != CUDA_SUCCESS) return nullptr;
+const Driver* load_driver(std::string& why) {
+  const Driver* now = driver();
+  if (now == nullptr) now = look_up(0, why);
+  if (now == nullptr) return nullptr;
+  if (const CUresult result = now->cuInit_(0); result != CUDA_SUCCESS) {
+    why = "the driver does not start: " + text_of(*now, result);
+    return nullptr;
+  }
   found.store(now, std::memory_order_release);
   return now;
 }
 
+const Driver* load_driver() {
+  std::string why;
+  return load_driver(why);
+}
+
 std::string describe(CUresult result) {
-  const char* text = nullptr;
   const Driver* const known = found.load(std::memory_order_acquire);
-  if (known == nullptr || known->cuGetErrorString_(result, &text) != CUDA_SUCCESS ||
-      text == nullptr)
-    text = "unknown error";
-  return std::string(text) + " (CUDA error " + std::to_string(static_cast<int>(result)) + ")";
+  if (known != nullptr) return text_of(*known, result);
+  return "unknown error (CUDA error " + std::to_string(static_cast<int>(result)) + ")";
 }
 
 void fill(CUdeviceptr memory, unsigned char value, std::size_t bytes) {
@@ -102,11 +120,27 @@ bool is_default_stream_captured() {
 
 }  // namespace
 
+CopyStream::CopyStream() {
+  if (is_default_stream_captured())
+    check(driver()->cuStreamCreate_(&stream_, CU_STREAM_NON_BLOCKING), "cannot create a stream");
+}
+CopyStream::~CopyStream() {
+  if (stream_ != nullptr) driver()->cuStreamDestroy_(stream_);
+}
+void CopyStream::wait() const {
+  check(driver()->cuStreamSynchronize_(stream_), "cannot copy between host and device");
+}
+
 void wait_for_default_stream() {
   const Driver& known = *driver();
   if (is_default_stream_captured()) return;  // to look would end the capture
   if (known.cuStreamQuery_(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY)
     check(known.cuStreamSynchronize_(CU_STREAM_LEGACY), "the default stream failed");
+}
+
+bool is_default_stream_busy() {
+  return !is_default_stream_captured() &&
+         driver()->cuStreamQuery_(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY;
 }
 
 bool is_default_stream_idle() {

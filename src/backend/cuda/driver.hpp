@@ -27,6 +27,7 @@ namespace trib::cuda {
   X(cuDeviceGetUuid)                \
   X(cuDeviceTotalMem)               \
   X(cuDeviceGetP2PAttribute)        \
+  X(cuDeviceGetPCIBusId)            \
   X(cuDevicePrimaryCtxGetState)     \
   X(cuDevicePrimaryCtxRelease)      \
   X(cuDevicePrimaryCtxRetain)       \
@@ -54,10 +55,14 @@ namespace trib::cuda {
   X(cuMemAddressFree)               \
   X(cuMemAddressReserve)            \
   X(cuMemAlloc)                     \
+  X(cuMemAllocAsync)                \
+  X(cuMemCreate)                    \
   X(cuMemExportToShareableHandle)   \
   X(cuMemFree)                      \
+  X(cuMemFreeAsync)                 \
   X(cuMemFreeHost)                  \
   X(cuMemGetAddressRange)           \
+  X(cuMemGetAllocationGranularity)  \
   X(cuMemHostAlloc)                 \
   X(cuMemHostGetDevicePointer)      \
   X(cuMemHostRegister)              \
@@ -68,7 +73,6 @@ namespace trib::cuda {
   X(cuMemRetainAllocationHandle)    \
   X(cuMemSetAccess)                 \
   X(cuMemUnmap)                     \
-  X(cuMemcpy)                       \
   X(cuMemcpy2DAsync)                \
   X(cuMemcpyAsync)                  \
   X(cuMemcpyBatchAsync)             \
@@ -96,7 +100,9 @@ struct Driver {
 
 /// Null as long as the process has not loaded the driver, or if it is too old.
 const Driver* driver();
-/// The same, and loads it: for trib info, and programs that asked for a GPU.
+/// The same, and loads it: for trib info, and programs that asked for a GPU. Null: `why` says what
+/// was missing.
+const Driver* load_driver(std::string& why);
 const Driver* load_driver();
 
 /// "out of memory (CUDA error 2)"
@@ -112,11 +118,30 @@ inline void check(CUresult result, const char* what) {
 /// it would end the capture of any stream that is ordered with it.
 void fill(CUdeviceptr memory, unsigned char value, std::size_t bytes);
 
+/// The stream for a copy that the host waits for: the default stream, behind whose work programs
+/// expect it, or one of its own where that would end the capture of a stream that is ordered with
+/// it. What the default stream had to do before such a capture began is then not waited for: nobody
+/// can look at it.
+class CopyStream {
+ public:
+  CopyStream();
+  ~CopyStream();
+  CopyStream(const CopyStream&) = delete;
+  CopyStream& operator=(const CopyStream&) = delete;
+  CUstream get() const { return stream_; }
+  void wait() const;
+
+ private:
+  CUstream stream_ = nullptr;
+};
+
 /// Until what is under way on the default stream of the current context is done.
 void wait_for_default_stream();
 /// Whether nothing is, as far as can be said without harm: a look at it would break the capture of
 /// any stream that is ordered with it.
 bool is_default_stream_idle();
+/// Whether something is, likewise.
+bool is_default_stream_busy();
 
 /// While it lives, `context` is current in this thread and the driver may be asked for things that
 /// another thread's stream capture would forbid. Leaves the thread as it was.

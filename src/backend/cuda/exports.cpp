@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "base/log.hpp"
@@ -28,6 +29,15 @@ struct Exports::Parcel {
   std::uint64_t number;
   std::uint64_t bytes[Mailbox::kMostFiles];
 };
+
+struct Exports::All {
+  std::mutex mutex;
+  std::vector<Exports*> exports;
+};
+Exports::All& Exports::all() {
+  static All& all = *new All;  // never destroyed: communicators may end very late
+  return all;
+}
 
 namespace {
 
@@ -65,10 +75,14 @@ std::unique_ptr<Exports> Exports::open(Bootstrap& bootstrap, Config::Segment mod
     log_once(Config::Log::info, "GPUs do not map memory of cuMemMap of each other: " + why_not);
   const Current current(context);
   check(exports->driver_.cuCtxGetDevice_(&exports->device_), "no device");
+  const std::lock_guard lock(all().mutex);
+  all().exports.push_back(exports.get());
   return exports;
 }
 
 Exports::~Exports() {
+  const std::lock_guard lock(all().mutex);
+  std::erase(all().exports, this);
   try {
     const Current current(context_);
     for (Peer& peer : peers_)
@@ -84,22 +98,23 @@ Exports::Table& Exports::table(int rank) const {
 
 // ---------------------------------------------------------------------------- this rank's memory
 
-std::uint64_t Exports::show(const void* pointer, std::size_t bytes, std::uint64_t& at) {
-  const std::lock_guard lock(mutex_);
+std::uint64_t Exports::show(const void* pointer, std::size_t bytes, std::uint64_t& at,
+                            std::uint64_t beside) {
+  const std::lock_guard lock(all().mutex);
   ++shows_;
   const auto address = reinterpret_cast<CUdeviceptr>(pointer);
-  Own* const own = find_or_add(address, bytes);
+  Own* const own = find_or_add(address, bytes, beside);
   if (own == nullptr) return 0;
   at = address - own->base();
   own->used = shows_;
-  last_shown_[shows_ % last_shown_.size()] = own->number;
+  last_shown_[next_shown_++ % last_shown_.size()] = own->number;
   if (own->uses++ >= own->due && !own->is_shown) publish(*own);
   return own->is_shown ? own->number : 0;
 }
 
 std::shared_ptr<void> Exports::hold(const void* pointer, std::size_t bytes, std::uint64_t& number,
-                                    std::uint64_t& at) {
-  const std::lock_guard lock(mutex_);
+                                    std::uint64_t& at, std::uint64_t beside) {
+  const std::lock_guard lock(all().mutex);
   ++shows_;
   const auto address = reinterpret_cast<CUdeviceptr>(pointer);
   full_until_ = shows_;
@@ -109,7 +124,7 @@ std::shared_ptr<void> Exports::hold(const void* pointer, std::size_t bytes, std:
     const Own* const known = find(address, address + 1);
     if (known == nullptr || known->held.expired()) return nullptr;
   }
-  Own* const own = find_or_add(address, bytes);
+  Own* const own = find_or_add(address, bytes, beside);
   if (own == nullptr) return nullptr;
   own->used = shows_;
   if (!own->is_shown) publish(*own);
@@ -137,7 +152,7 @@ std::shared_ptr<void> Exports::hold_all(Bootstrap& bootstrap, const ShownBuffers
     tokens->in = hold(buffers.in, buffers.in_bytes, mine.in_block, mine.in_at);
   mine.is_reached = tokens->in != nullptr;
   if (buffers.out != nullptr) {
-    tokens->out = hold(buffers.out, buffers.out_bytes, mine.out_block, mine.out_at);
+    tokens->out = hold(buffers.out, buffers.out_bytes, mine.out_block, mine.out_at, mine.in_block);
     mine.is_reached = mine.is_reached && tokens->out;
   }
   return reach_all(bootstrap, mine, reach) ? tokens : nullptr;
@@ -165,13 +180,13 @@ bool Exports::reach_all(Bootstrap& bootstrap, Card& mine, const Reach& reach) {
 }
 
 /// What holds the buffer. Null: no peer can map it, or there is no place.
-Exports::Own* Exports::find_or_add(CUdeviceptr address, std::size_t bytes) {
+Exports::Own* Exports::find_or_add(CUdeviceptr address, std::size_t bytes, std::uint64_t beside) {
   Way way = Way::none;
   const Piece first = piece_at(address, way);
   if (way == Way::none) return nullptr;
   // An allocation holds all of a buffer that begins in it, or the program is wrong.
   const CUdeviceptr end = way == Way::handle ? address + 1 : address + std::max(bytes, 1ul);
-  if (Own* const own = find(address, end)) return own;
+  if (Own* const own = find(address, end, beside)) return own;
   std::vector<Piece> pieces{first};
   while (pieces.back().base + pieces.back().bytes < end) {
     Way next = Way::none;
@@ -216,17 +231,28 @@ bool Exports::is_there(const Piece& piece) const {
          id == piece.id;
 }
 
-/// What holds all from `address` to `end`, and is still there.
-Exports::Own* Exports::find(CUdeviceptr address, CUdeviceptr end) {
-  for (Own& own : own_) {
-    if (own.number == 0 || address < own.base() || own.end() < end) continue;
-    // Parts of it may be gone, where the program maps them.
-    if (std::all_of(own.pieces.begin(), own.pieces.end(), [&](const Piece& piece) {
-          return end <= piece.base || piece.base + piece.bytes <= address || is_there(piece);
-        }))
-      return &own;
-  }
-  return nullptr;
+/// All from `address` to `end`, which is still there: other parts of it may be gone, where the
+/// program maps them.
+bool Exports::holds(const Own& own, CUdeviceptr address, CUdeviceptr end) const {
+  return own.number != 0 && own.base() <= address && end <= own.end() &&
+         std::all_of(own.pieces.begin(), own.pieces.end(), [&](const Piece& piece) {
+           return end <= piece.base || piece.base + piece.bytes <= address || is_there(piece);
+         });
+}
+
+/// What holds all of that; if it can be, the one of number `beside`.
+Exports::Own* Exports::find(CUdeviceptr address, CUdeviceptr end, std::uint64_t beside) {
+  Own& other = own_[beside % kShown];
+  if (beside != 0 && other.number == beside && holds(other, address, end)) return &other;
+  const auto own = std::find_if(own_.begin(), own_.end(),
+                                [&](const Own& it) { return holds(it, address, end); });
+  return own == own_.end() ? nullptr : &*own;
+}
+
+/// Kernels may be using it while other threads hold buffers for later.
+bool Exports::was_shown_last(const Own& own) const {
+  return own.number != 0 &&
+         std::find(last_shown_.begin(), last_shown_.end(), own.number) != last_shown_.end();
 }
 
 /// In a free place, or that of the one that was not used for the longest time. Null: that was too
@@ -235,13 +261,8 @@ Exports::Own* Exports::add(Way way, std::vector<Piece> pieces) {
   constexpr std::uint64_t kPause = 32;  // all are looked at, which takes microseconds
   if (shows_ < full_until_) return nullptr;
   // It may lie where another one was, which its peers have to let go first.
-  look_for_freed(kShown);
-  // Kernels may be using what was shown last, while other threads hold buffers for later.
-  const auto is_in_use = [&](const Own& own) {
-    return !own.held.expired() ||
-           (own.number != 0 &&
-            std::find(last_shown_.begin(), last_shown_.end(), own.number) != last_shown_.end());
-  };
+  for (Exports* const exports : all().exports) exports->look_for_freed(kShown);
+  const auto is_in_use = [&](const Own& own) { return !own.held.expired() || was_shown_last(own); };
   const auto last_use = [&](const Own& own) {  // of a free place: zero
     return is_in_use(own) ? UINT64_MAX : own.used;
   };
@@ -328,7 +349,7 @@ void Exports::take_back(Own& own) {
 }
 
 void Exports::take_back_freed(std::size_t looks) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(all().mutex);
   look_for_freed(looks);
 }
 
@@ -338,8 +359,11 @@ void Exports::look_for_freed(std::size_t looks) {
     Own& own = own_[next_look_];
     if (own.number == 0 || !own.held.expired()) continue;
     ++looked;
-    if (!std::all_of(own.pieces.begin(), own.pieces.end(),
-                     [this](const Piece& piece) { return is_there(piece); }))
+    const auto there = std::count_if(own.pieces.begin(), own.pieces.end(),
+                                     [this](const Piece& piece) { return is_there(piece); });
+    // Of what was shown last, the pieces that are still there may be what a kernel works on.
+    if (there == 0 ||
+        (there < static_cast<std::ptrdiff_t>(own.pieces.size()) && !was_shown_last(own)))
       take_back(own);
   }
 }
@@ -347,7 +371,7 @@ void Exports::look_for_freed(std::size_t looks) {
 // ------------------------------------------------------------------------------------ the others'
 
 bool Exports::reach(int rank, const Card& card, MappedBuffers& buffers) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(all().mutex);
   close_taken_back(rank);
   bool is_reached = true;
   const auto find = [&](std::uint64_t block, std::uint64_t at) -> void* {
@@ -369,12 +393,7 @@ CUdeviceptr Exports::map(int rank, std::uint64_t number) {
   const Shown& shown = table(rank).shown[number % kShown];
   if (shown.number.load(std::memory_order_acquire) != number) return 0;
   mapped.number = number;
-  if (shown.way == Way::handle) {
-    if (driver_.cuIpcOpenMemHandle_(&mapped.base, shown.handle,
-                                    CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) != CUDA_SUCCESS)
-      mapped.base = 0;
-    return mapped.base;
-  }
+  if (shown.way == Way::handle) return mapped.base = open_handle(shown.handle);
   receive_letters();
   std::erase_if(peer.letters, [&](const Mailbox::Letter& letter) {
     if (number_of(letter) != number) return false;
@@ -382,6 +401,19 @@ CUdeviceptr Exports::map(int rank, std::uint64_t number) {
     return true;
   });
   return mapped.base;
+}
+
+/// Zero: it cannot be mapped.
+CUdeviceptr Exports::open_handle(const CUipcMemHandle& handle) {
+  constexpr auto kLazily = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
+  CUdeviceptr base = 0;
+  CUresult result = driver_.cuIpcOpenMemHandle_(&base, handle, kLazily);
+  if (result == CUDA_ERROR_ALREADY_MAPPED) {
+    // What lay there before: its rank took it back from all tables before it showed this.
+    for (Exports* const exports : all().exports) exports->close_taken_back_of_all();
+    result = driver_.cuIpcOpenMemHandle_(&base, handle, kLazily);
+  }
+  return result == CUDA_SUCCESS ? base : 0;
 }
 
 /// Fills in `base` and `bytes` if all goes well.
@@ -422,7 +454,7 @@ void Exports::map_files(const Mailbox::Letter& letter, Mapped& mapped) {
 
 void Exports::look_for_letters() {
   if (!mailbox_) return;
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(all().mutex);
   bool is_any = false;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
@@ -443,7 +475,12 @@ void Exports::receive_letters() {
 }
 
 void Exports::close_taken_back() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(all().mutex);
+  close_taken_back_of_all();
+}
+
+void Exports::close_taken_back_of_all() {
+  const Current current(context_);
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) close_taken_back(rank);
 }
 

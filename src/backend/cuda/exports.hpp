@@ -19,7 +19,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -30,9 +29,13 @@
 
 namespace trib::cuda {
 
-/// Between a rank's show() and the end of the call, all ranks meet: none looks at a table while its
-/// rank changes it. Safe to use from several threads: buffers are held for later while others are
+/// Between a rank's show() and the end of the call, all ranks meet: none looks at what its rank
+/// changes in a table. Safe to use from several threads: buffers are held for later while others are
 /// in use.
+///
+/// A process has several of these, for communicators and for the channels of one. The driver maps
+/// what lies at an address once the mapping of what lay there before is closed, whoever has it: so
+/// all of a process take back and close together.
 class Exports {
  public:
   /// To map an allocation takes as long as many calls that do without.
@@ -53,8 +56,11 @@ class Exports {
   // This rank's memory, in its context.
 
   /// The number of the allocation that holds the buffer, and the buffer's place in it; zero: peers
-  /// cannot map it, are not to map it yet, or too many others are in use.
-  std::uint64_t show(const void* pointer, std::size_t bytes, std::uint64_t& at);
+  /// cannot map it, are not to map it yet, or too many others are in use. `beside`: the number that
+  /// the other buffer of the call has, which is this one's, too, if it lies there: peers find out
+  /// by addresses whether two buffers overlap.
+  std::uint64_t show(const void* pointer, std::size_t bytes, std::uint64_t& at,
+                     std::uint64_t beside = 0);
   /// Collective: hold() of what there is of a rank's buffers, after which `reach` is called for
   /// each other rank with a card that names them. Null on all ranks alike: some rank has no `in`,
   /// or one of them said no. Tokens outlive this object.
@@ -125,25 +131,31 @@ class Exports {
   Table& table(int rank) const;
   /// As show(), but at the first time, and for as long as somebody has the token. Null: as zero.
   std::shared_ptr<void> hold(const void* pointer, std::size_t bytes, std::uint64_t& number,
-                             std::uint64_t& at);
+                             std::uint64_t& at, std::uint64_t beside = 0);
   bool reach_all(Bootstrap& bootstrap, Card& mine, const Reach& reach);
-  Own* find_or_add(CUdeviceptr address, std::size_t bytes);
+  Own* find_or_add(CUdeviceptr address, std::size_t bytes, std::uint64_t beside);
   Piece piece_at(CUdeviceptr address, Way& way) const;
   bool is_there(const Piece& piece) const;
-  Own* find(CUdeviceptr address, CUdeviceptr end);
+  bool holds(const Own& own, CUdeviceptr address, CUdeviceptr end) const;
+  Own* find(CUdeviceptr address, CUdeviceptr end, std::uint64_t beside = 0);
   Own* add(Way way, std::vector<Piece> pieces);
   void publish(Own& own);
   bool write_handle(const Own& own, Shown& shown);
   Mailbox::Sent send_files(const Own& own);
+  bool was_shown_last(const Own& own) const;
+  struct All;
+  static All& all();  // of this process
   void take_back(Own& own);
   void look_for_freed(std::size_t looks);
   CUdeviceptr map(int rank, std::uint64_t number);
+  CUdeviceptr open_handle(const CUipcMemHandle& handle);
   void map_files(const Mailbox::Letter& letter, Mapped& mapped);
   void receive_letters();
+  void close_taken_back_of_all();
   void close_taken_back(int rank);
   void close(Mapped& mapped);
 
-  std::mutex mutex_;  // of all that changes, in the methods that callers have
+  // all().mutex is of all that changes, in the methods that callers have.
   const int rank_;
   const CUcontext context_;
   CUdevice device_ = 0;
@@ -155,6 +167,7 @@ class Exports {
   const Habits habits_;
   std::uint64_t last_number_ = 0, shows_ = 0;
   std::array<std::uint64_t, 2> last_shown_{};  // numbers: of a card's two buffers
+  std::size_t next_shown_ = 0;                 // in it
   std::uint64_t full_until_ = 0;               // the show() before which no place is looked for
   std::size_t next_look_ = 0;                  // in own_
   std::vector<Peer> peers_;                    // by rank

@@ -49,22 +49,19 @@ std::unique_ptr<LocalProgram> LocalProgram::of(Channel& channel, const std::vect
 }
 
 LocalProgram::LocalProgram(Channel& channel, std::vector<int> to)
-    : channel_(channel), to_(std::move(to)), repeats_(channel.driver_, channel.replays_) {
+    : channel_(channel), to_(std::move(to)), repeats_(channel.driver_, channel.replays_), aside_(channel.context_) {
   launch_.doorbell = channel.doorbell_;
   launch_.counters = reinterpret_cast<Counters*>(channel.counters_);
   launch_.time_limit = channel.time_limit_;
 }
 
 LocalProgram::~LocalProgram() {
-  if (asides_.empty() && !repeats_.is_used()) return;
+  if (!repeats_.is_used()) return;
   try {
     const Current current(channel_.context_);
     repeats_.forget();
-    for (const Aside& aside : asides_)
-      aside.is_pinned ? channel_.driver_.cuMemFreeHost_(aside.memory)
-                      : channel_.driver_.cuMemFree_(reinterpret_cast<CUdeviceptr>(aside.memory));
   } catch (const Error&) {
-    // The context is gone, and the memory and the graphs with it.
+    // The context is gone, and the graphs with it.
   }
 }
 
@@ -80,26 +77,6 @@ bool LocalProgram::covers_input(const Arguments& arguments, int size) {
     if (output < input + begin[arguments.chunks] * element && input < output + own) return true;
   }
   return false;
-}
-
-/// Of so many bytes. What is too small is kept to the end: to free it would wait for what the
-/// program has under way. Where the GPU is full, the host's memory does.
-std::byte* LocalProgram::room(std::size_t wanted) {
-  if (asides_.empty() || asides_.back().bytes < wanted) {
-    const std::size_t ample = asides_.empty() ? wanted : std::max(wanted, 2 * asides_.back().bytes);
-    Aside made{nullptr, wanted, false};
-    CUdeviceptr memory = 0;
-    if (channel_.driver_.cuMemAlloc_(&memory, ample) == CUDA_SUCCESS) {
-      made = {reinterpret_cast<void*>(memory), ample, false};
-    } else {
-      check(channel_.driver_.cuMemHostAlloc_(&made.memory, wanted,
-                                             CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
-            "cannot allocate room for a result");
-      made.is_pinned = true;
-    }
-    asides_.push_back(made);
-  }
-  return static_cast<std::byte*>(asides_.back().memory);
 }
 
 Operation& LocalProgram::launch(const Arguments& arguments) {
@@ -130,7 +107,8 @@ Operation& LocalProgram::launch(const Arguments& arguments) {
   Repeats::Kernel kernel = lay_out(launch, arguments);
   if (launch.is_scattered && covers_input(arguments, size)) {
     // Its chunks are as far from each other there as in `in`.
-    std::byte* const aside = room(begin[arguments.chunks] * element);
+    auto* const aside =
+        reinterpret_cast<std::byte*>(aside_.reserve(begin[arguments.chunks] * element));
     LocalLaunch first = launch;
     for (int i = 0; i < launch.folds; ++i) first.out[i] = aside + launch.fold[i].begin;
     first.is_last = false;

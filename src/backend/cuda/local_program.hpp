@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "backend/cuda/aside.hpp"
 #include "backend/cuda/channel.hpp"
 
 namespace trib::cuda {
@@ -28,20 +29,13 @@ class LocalProgram final : public trib::Program, public Operation {
  private:
   LocalProgram(Channel& channel, std::vector<int> to);
   static bool covers_input(const Arguments& arguments, int size);
-  std::byte* room(std::size_t bytes);
   Repeats::Kernel lay_out(LocalLaunch& launch, const Arguments& arguments) const;
 
   Channel& channel_;
   const std::vector<int> to_;  // whose `out` gets all of the result; reduce_scatters: all in turn
   Repeats repeats_;
   LocalLaunch launch_{};
-  /// Takes the results of a reduce_scatter whose `out` lies over `in`.
-  struct Aside {
-    void* memory;
-    std::size_t bytes;
-    bool is_pinned;
-  };
-  std::vector<Aside> asides_;  // the last one is in use
+  Aside aside_;  // for the results of a reduce_scatter whose `out` lies over `in`
   mutable std::uint64_t looks_ = 0;
 };
 

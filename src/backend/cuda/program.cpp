@@ -60,7 +60,10 @@ Program::Program(Channel& channel, const std::vector<Schedule>& all)
     : Program(channel, all, channel.rank_) {}
 
 Program::Program(Channel& channel, const std::vector<Schedule>& all, int rank)
-    : channel_(channel), rank_(rank), repeats_(channel.driver_, channel.replays_) {
+    : channel_(channel),
+      rank_(rank),
+      repeats_(channel.driver_, channel.replays_),
+      aside_(channel.context_) {
   translate(all);
 }
 
@@ -444,14 +447,12 @@ std::size_t Program::fit(bool is_large) const {
 }
 
 Program::~Program() {
-  if (aside_ == 0 && !repeats_.is_used()) return;
+  if (!repeats_.is_used()) return;
   try {
     const Current current(channel_.context_);
     repeats_.forget();
-    if (aside_ != 0) channel_.driver_.cuMemFree_(aside_);
-    for (const CUdeviceptr aside : old_asides_) channel_.driver_.cuMemFree_(aside);
   } catch (const Error&) {
-    // The context is gone, and the memory with it.
+    // The context is gone, and the graphs with it.
   }
 }
 
@@ -566,18 +567,10 @@ void Program::start(const Arguments& arguments) {
           ? (arguments.chunk_begin[channel_.rank_ + 1] - arguments.chunk_begin[channel_.rank_]) *
                 element
           : 0;
-  if (is_aside_ && own > aside_bytes_) {
-    // Kernels on streams, and graphs, may have the old one in use: to free it would wait for them.
-    if (aside_ != 0 && arguments.is_enqueued) old_asides_.push_back(std::exchange(aside_, 0));
-    if (aside_ != 0) channel_.driver_.cuMemFree_(std::exchange(aside_, 0));
-    const std::size_t wanted = arguments.is_enqueued ? std::max(own, 2 * aside_bytes_) : own;
-    aside_bytes_ = 0;
-    check(channel_.driver_.cuMemAlloc_(&aside_, wanted), "cannot allocate room for a result");
-    aside_bytes_ = wanted;
-  }
+  if (is_aside_) aside_at_ = aside_.reserve(own);
   const bool is_mapped = channel_.sharing_ || is_delivered_;
   const MappedBuffers own_buffers{const_cast<void*>(arguments.in),
-                                  is_aside_ ? reinterpret_cast<void*>(aside_) : arguments.out};
+                                  is_aside_ ? reinterpret_cast<void*>(aside_at_) : arguments.out};
   const bool is_scattered = is_scatter(static_cast<Collective>(arguments.signature.collective));
   const std::uint64_t stride =
       (arguments.slice * element + kUnitBytes - 1) / kUnitBytes * kUnitBytes * (is_packet ? 2 : 1);
@@ -645,8 +638,8 @@ void Program::start(const Arguments& arguments) {
   else
     repeats_.launch_once(kernel, stream, *parameters);
   if (is_aside_)
-    check(channel_.driver_.cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(arguments.out), aside_, own,
-                                          stream),
+    check(channel_.driver_.cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(arguments.out), aside_at_,
+                                          own, stream),
           "cannot copy the result");
   if (arguments.is_enqueued && !arguments.is_captured) {
     check(channel_.driver_.cuEventRecord_(channel_.last_, stream), "cannot record an event");

@@ -2,6 +2,7 @@
 // A lowered schedule as kernels run it: translated once into the tables of a Launch.
 #pragma once
 
+#include "backend/cuda/aside.hpp"
 #include "backend/cuda/channel.hpp"
 
 namespace trib::cuda {
@@ -76,10 +77,9 @@ class Program final : public trib::Program, public Operation {
   bool is_packet_possible_ = true, is_simple_possible_ = true;  // the schedule fits into a launch
   bool is_delivered_ = false;                                   // it stores to peers' `out`
   /// Takes the result of a call whose `out` lies over parts of `in` that other blocks still read.
-  CUdeviceptr aside_ = 0;
-  std::size_t aside_bytes_ = 0;
-  std::vector<CUdeviceptr> old_asides_;  // of graphs
-  bool is_aside_ = false;                // in this call
+  Aside aside_;
+  CUdeviceptr aside_at_ = 0;
+  bool is_aside_ = false;  // in this call
   /// The last call that a lingering kernel might have served, or one like it.
   struct {
     Op op{};

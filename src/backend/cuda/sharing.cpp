@@ -45,14 +45,14 @@ void Sharing::show(Card& card, const ShownBuffers& buffers) {
   const Current current(context_);
   exports_->take_back_freed(2);  // some now, others in the next call
   const auto show_one = [&](Memory& memory, const void* pointer, std::size_t bytes,
-                            std::uint64_t& block, std::uint64_t& at) {
+                            std::uint64_t& block, std::uint64_t& at, std::uint64_t beside) {
     if (memory == Memory::pinned) memory = Memory::host;
     if (memory != Memory::device) return;
-    block = exports_->show(pointer, bytes, at);
+    block = exports_->show(pointer, bytes, at, beside);
     if (block == 0) memory = Memory::distant;
   };
-  show_one(card.in, buffers.in, buffers.in_bytes, card.in_block, card.in_at);
-  show_one(card.out, buffers.out, buffers.out_bytes, card.out_block, card.out_at);
+  show_one(card.in, buffers.in, buffers.in_bytes, card.in_block, card.in_at, 0);
+  show_one(card.out, buffers.out, buffers.out_bytes, card.out_block, card.out_at, card.in_block);
 }
 
 std::shared_ptr<void> Sharing::hold(Bootstrap& bootstrap, const ShownBuffers& buffers,
@@ -68,6 +68,11 @@ std::shared_ptr<void> Sharing::hold(Bootstrap& bootstrap, const ShownBuffers& bu
   // Nobody maps what leaders have.
   return leads() ? exports_->hold_none(bootstrap, reach)
                  : exports_->hold_all(bootstrap, buffers, reach);
+}
+
+void Sharing::tidy_up() {
+  const Current current(context_);
+  leads() ? exports_->close_taken_back() : exports_->take_back_freed(kShownBlocks / 8);
 }
 
 bool Sharing::await(std::uint64_t number, int polls) const {

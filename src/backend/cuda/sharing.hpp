@@ -39,6 +39,9 @@ class Sharing {
   /// cannot be mapped. Followers: true.
   bool reach(const HostChannel& met, const void* in, void* out, std::vector<MappedBuffers>& mapped);
 
+  /// Lets go of what the programs have freed.
+  void tidy_up();
+
   /// This rank leaves a call that is not over: its buffers are its own again, though a kernel may
   /// still read them.
   void give_up() noexcept;
