@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What this build of Tributary can do, as JSON: settings, algorithms, backends, operators and
 // types. It links the core library and no MPI. `trib info` prints it, `trib run` takes its options
-// from it, the tables of docs/ are made from it.
+// from it, the tables of docs/ are made from it. With the argument `gpus` also what GPUs there are,
+// which takes a context on one of them.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <nlohmann/json.hpp>
 
@@ -101,17 +103,24 @@ ordered_json levels() {
   return {{"missing", topology.missing}, {"kinds", rows}};
 }
 
+ordered_json gpus(const trib::Config& config) {
+  const trib::DeviceBackend* const device = trib::device_backend();
+  if (device == nullptr) return {{"missing", "no backend for GPUs is built"}};
+  return ordered_json::parse(device->inventory(config));
+}
+
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   try {
     const trib::Config config = trib::read_config();
     const ordered_json tuning{{"file", trib::tuning_path(config.tuning_file)},
                               {"machine", trib::machine_name()}};
-    const ordered_json all{{"version", TRIB_VERSION},    {"settings", settings(config)},
-                           {"tuning", tuning},           {"levels", levels()},
-                           {"algorithms", algorithms()}, {"backends", backends()},
-                           {"dtypes", dtypes()},         {"operators", operators()}};
+    ordered_json all{{"version", TRIB_VERSION},    {"settings", settings(config)},
+                     {"tuning", tuning},           {"levels", levels()},
+                     {"algorithms", algorithms()}, {"backends", backends()},
+                     {"dtypes", dtypes()},         {"operators", operators()}};
+    if (argc > 1 && std::strcmp(argv[1], "gpus") == 0) all["gpus"] = gpus(config);
     std::printf("%s\n", all.dump(2).c_str());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "trib-info: %s\n", error.what());

@@ -25,6 +25,8 @@ TITLES = {
     "openmpi": "Open MPI",
     "abi": "the MPI standard ABI",
 }
+# Variables of batch systems, which know where a job's ranks run.
+ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 # Sonames of the library with the C functions, by ABI.
 _SONAMES = {
     "mpich": re.compile(r"libmpi(ch)?\.so\.12"),
@@ -548,7 +550,7 @@ def _check_pmi(made: Plan) -> None:
 
 def _mpiexec_command(installation: Installation, ranks: int | None) -> list[str]:
     command = [str(installation.mpiexec)]
-    in_allocation = any(name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"))
+    in_allocation = any(name in os.environ for name in ALLOCATIONS)
     if ranks is None and not in_allocation:
         ranks = usable_cores()
     if ranks is not None:

@@ -85,10 +85,14 @@ def preloads(abi: str, settings: Mapping[str, str]) -> str:
     return ":".join(map(str, libraries))
 
 
-def _ask(settings: dict[str, str] | None = None) -> dict[str, Any]:
+def _ask(settings: dict[str, str] | None = None, *words: str) -> dict[str, Any]:
     path = need_program("trib-info")
     done = subprocess.run(
-        [path], capture_output=True, text=True, check=False, env={**os.environ, **(settings or {})}
+        [path, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **(settings or {})},
     )
     if done.returncode != 0:
         raise UserError(done.stderr.strip().removeprefix("trib-info: ") or f"{path} failed")
@@ -97,9 +101,11 @@ def _ask(settings: dict[str, str] | None = None) -> dict[str, Any]:
 
 
 @functools.cache
-def info() -> dict[str, Any]:
-    """What trib-info says: settings, algorithms, backends, operators and types."""
-    return _ask()
+def info(with_gpus: bool = False) -> dict[str, Any]:
+    """What trib-info says: settings, algorithms, backends, operators and types; of GPUs where that is asked for, since it
+    takes a context on one.
+    """
+    return _ask(None, *(("gpus",) if with_gpus else ()))
 
 
 def environment_settings() -> dict[str, str]:

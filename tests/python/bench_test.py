@@ -161,6 +161,46 @@ def test_arguments_are_checked(trib: Trib) -> None:
             assert text in error, (words, error)
 
 
+def test_no_gpu_is_said_before_anything_is_started(
+    trib: Trib, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_or_skip("trib-bench-mpich")
+    monkeypatch.setattr(bench, "lines", lambda *_: pytest.fail("it was started"))
+    tuning = {"file": str(tmp_path / "tuning.json"), "machine": "here"}
+    answer = {**tree.info(), "tuning": tuning}
+    answer["gpus"] = {"missing": "no driver: libcuda.so.1: it is gone", "driver": ""}
+    monkeypatch.setattr(tree, "info", lambda with_gpus=False: answer)
+    for words in (
+        ("bench", "allreduce", "--memory", "cuda", "--compare", "mpi"),
+        ("tune", "allreduce", "--memory", "cuda", "-n", "2"),
+    ):
+        assert trib(*words) == (
+            2,
+            "",
+            f"trib {words[0]}: --memory cuda: there is no GPU here: no driver: libcuda.so.1: it is gone\n",
+        )
+    arguments.check_gpus("/opt/slurm/bin/srun")  # the ranks may run where there is one
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    arguments.check_gpus(None)
+    monkeypatch.delenv("SLURM_JOB_ID")
+    answer["gpus"] = {"missing": "no backend for GPUs is built"}  # the MPI's may be timed
+    arguments.check_gpus(None)
+
+
+def test_sizes_that_are_no_whole_elements_are_said() -> None:
+    built_or_skip("trib-info")
+    text = command.rounding_text(bench.Job("allreduce", 2, [3, 4, 6, 1024]))
+    assert text == (
+        "--sizes: elements of f32 have 4 B: 3 B is measured as 4 B, 6 B is measured as 4 B"
+    )
+    assert command.rounding_text(bench.Job("allreduce", 2, [4, 1024])) == ""
+
+
+def test_help_names_the_variables(trib: Trib) -> None:
+    out = trib("bench", "--help")[1]
+    assert all(name in out for name in ("TRIB_ENGINE", "TRIB_SLICE", "TRIB_SHARED_HEAP"))
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -71,6 +71,33 @@ def test_for_people(trib: Trib) -> None:
         assert algorithm["name"] in out
 
 
+def test_sections(trib: Trib) -> None:
+    whole = trib("info")[1]
+    names = "mpis, backends, gpus, levels, tuning, settings, algorithms, types"
+    assert names in " ".join(trib("info", "--help")[1].split())
+    for section in names.split(", "):
+        status, out, _ = trib("info", section)
+        assert status == 0 and out and len(out) < len(whole)
+    status, _, error = trib("info", "setings")
+    assert (status, error) == (2, f"trib info: SECTION: setings is none of {names}\n")
+    assert list(json.loads(trib("info", "types", "--json")[1])) == ["dtypes", "operators"]
+    status, _, error = trib("info", "types", "--markdown")
+    assert status == 2 and "--markdown" in error
+
+
+def test_the_tuning_file_is_named(
+    trib: Trib, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "TRIB_TUNING_FILE=none" in trib("info")[1]
+    monkeypatch.setenv("TRIB_TUNING_FILE", str(tmp_path / "t.json"))
+    tree.info.cache_clear()
+    out = trib("info", "tuning")[1]
+    assert "t.json" in out and "not there yet" in out
+    assert tree.info()["tuning"]["machine"] in out
+    (tmp_path / "t.json").touch()
+    assert "not there yet" not in trib("info", "tuning")[1]
+
+
 def test_a_wrong_setting_is_named(trib: Trib, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIB_STATZ", "1")
     status, _, error = trib("info")

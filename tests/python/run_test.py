@@ -172,9 +172,11 @@ def test_errors_name_argument_and_accepted_values(trib: Trib, libraries: Path) -
     assert "number of 1 or more" in trib("run", "-n", "0", "--", "true")[2]
     status, _, error = trib("run", "--mpi", "mpich", "--timeout", "soon", "--", "true")
     assert status == 2 and "TRIB_TIMEOUT=soon" in error and "seconds" in error
-    assert (
-        "accepted: auto" in trib("run", "--mpi", "mpich", "--algorithm", "magic", "--", "true")[2]
-    )
+    assert error.startswith("trib run: --timeout soon: ")
+    status, _, error = trib("run", "--mpi", "mpich", "--algorithm", "magic", "--", "true")
+    assert status == 2 and "accepted: auto" in error
+    assert error.startswith("trib run: --algorithm magic: TRIB_ALGORITHM=magic: ")
+    assert "--levels wide" in trib("run", "--mpi", "mpich", "--levels", "wide", "--", "true")[2]
 
 
 def test_variables_are_checked_like_options(
@@ -360,10 +362,19 @@ def test_unknown_options_show_the_usage_of_the_subcommand(trib: Trib) -> None:
         ("run", "--bogus", "--", "true"): "usage: trib run ",
         ("info", "--bogus"): "usage: trib info ",
         ("--bogus", "info"): "usage: trib [-h]",
+        ("--bogus",): "usage: trib [-h]",
     }.items():
         status, _, error = trib(*words)
         assert status == 2 and error.startswith(usage), error
         assert "unrecognized arguments: --" in error
+
+
+def test_a_command_with_dashes(trib: Trib) -> None:
+    for words in (("--bench",), ("--bench", "allreduce", "-n", "2")):
+        status, _, error = trib(*words)
+        assert status == 2
+        assert "unrecognized arguments: --bench; the command is written bench" in error
+    assert trib("--vers")[1].startswith("tributary ")
 
 
 def test_singletons_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,22 @@ def test_showing_what_is_known_of_this_machine(trib: Trib, file: Path, tmp_path:
     assert trib("tune", "--show")[0] == 2
 
 
+def test_findings_for_other_buffers_are_named(trib: Trib, file: Path) -> None:
+    gpus = _row(place="device", protocol="packet", blocks=32, candidates=[])
+    _write(file, tuning.machine(), [gpus, {**gpus, "bytes": 4}])
+    status, _, error = trib("tune", "--show")
+    assert status == 2 and "2 for buffers on GPUs: --memory cuda shows them" in error
+    assert "nothing is known" in trib("tune", "reduce", "--show")[2]
+    _write(file, tuning.machine(), [_row()])
+    status, _, error = trib("tune", "--show", "--memory", "cuda")
+    assert status == 2 and "1 for buffers in host memory: --memory host shows them" in error
+
+
+def test_help_says_where_the_file_is(trib: Trib) -> None:
+    out = trib("tune", "--help")[1]
+    assert "TRIB_TUNING_FILE" in out and "tributary/tuning.json" in out
+
+
 def test_a_small_run(trib: Trib, file: Path, tmp_path: Path) -> None:
     if mpi.usable_cores() < 2:
         pytest.skip("nothing is measured with more ranks than cores")

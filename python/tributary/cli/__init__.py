@@ -40,6 +40,13 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def _is_own(option: str) -> bool:
+    """Whether `trib` itself has it; options may be cut short."""
+    return option == "-h" or (
+        len(option) > 2 and any(own.startswith(option) for own in ("--help", "--version"))
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -50,6 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--" in arguments:
             at = arguments.index("--")
             arguments, program = arguments[:at], arguments[at + 1 :]
+        if arguments and (stray := arguments[0]).startswith("-") and not _is_own(stray):
+            parser = _parser(stray)
+            name = stray.lstrip("-")
+            hint = f"; the command is written {name}" if name in _COMMANDS else ""
+            parser.error(f"unrecognized arguments: {stray}{hint}")
         parser = _parser(chosen)
         parsed, unknown = parser.parse_known_args(arguments)
         if unknown:  # said by the subcommand, whose usage helps

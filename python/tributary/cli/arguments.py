@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from tributary import mpi
+from tributary import mpi, tree
 from tributary.errors import UserError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -112,6 +112,16 @@ def check_picture(path: Path | None, option: str = "--plot") -> None:
     if path and path.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"{option}: {path}: accepted suffixes: .png, .svg, .pdf")
     check_output(path, option)
+
+
+def check_gpus(launcher: str | None) -> None:
+    """See that there is one, before a job is started for it. Where a batch system starts the ranks, they may be elsewhere."""
+    in_allocation = any(name in os.environ for name in mpi.ALLOCATIONS)
+    if in_allocation or (launcher and Path(launcher).name == "srun"):
+        return
+    gpus = tree.info(with_gpus=True)["gpus"]
+    if gpus["missing"] and "driver" in gpus:  # else there is no backend to ask
+        raise UserError(f"--memory cuda: there is no GPU here: {gpus['missing']}")
 
 
 def _number(variable: str) -> int | None:

@@ -13,6 +13,9 @@ support for them switched on (I_MPI_OFFLOAD=1). --mode stream times operations e
 on a CUDA stream, --mode graph those of a CUDA graph: by Tributary's C API and by NCCL, per operation. --mode nonblocking and
 persistent time MPI_Iallreduce and MPI_Start with the MPI_Wait that follows.
 
+Tributary's side obeys the variables TRIB_..., as programs do (`trib info settings` lists them): TRIB_ENGINE, TRIB_SLICE,
+TRIB_SHARED_HEAP=1 and the like are set before `trib bench`, and noted in the file of --json.
+
 examples:
   trib bench allreduce -n 2
   trib bench all -n 2 --mpi openmpi --json out/openmpi.json --plot out/openmpi.png
@@ -22,11 +25,13 @@ examples:
   trib bench allreduce -n 8 --algorithm ring --compare none
   trib bench allreduce -n 4 --memory cuda --compare mpi,nccl --sizes 4:1G
   trib bench all -n 4 --memory cuda --mode graph --json out/graph.json
+  TRIB_ENGINE=copy trib bench allreduce -n 4 --memory cuda --sizes 64M:1G
 """
 
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +272,19 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
     )
 
 
+def rounding_text(job: bench.Job) -> str:
+    """What is said of sizes that are no whole elements; empty: all are."""
+    width = next(row["bytes"] for row in tree.info()["dtypes"] if row["name"] == job.dtype)
+    rounded = [
+        f"{arguments.size_text(size)} is measured as {arguments.size_text(max(size // width, 1) * width)}"
+        for size in job.sizes
+        if size % width
+    ]
+    if not rounded:
+        return ""
+    return f"--sizes: elements of {job.dtype} have {width} B: {', '.join(rounded)}"
+
+
 def measure_with_progress(job: bench.Job) -> bench.Measurement:
     """Measure, and show on standard error how far it is."""
     measurement = bench.Measurement(job)
@@ -497,6 +515,10 @@ def run(parsed: argparse.Namespace) -> int:
     job = job_of(parsed)
     arguments.check_picture(parsed.plot)
     arguments.check_output(parsed.json, "--json")
+    if parsed.memory != "host":
+        arguments.check_gpus(parsed.launcher)
+    if text := rounding_text(job):
+        print(f"trib bench: {text}", file=sys.stderr)
     measurement = measure_with_progress(job)
     console = output.console()
     report(measurement, console)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Say what is here: version, MPIs, backends, settings, algorithms, and which operators work on which types.
 
+SECTION is one of mpis, backends, gpus, levels, tuning, settings, algorithms, types; without it: all of them.
+
 examples:
   trib info
+  trib info gpus                       GPUs, the links between them, and which memory is served in which way
   trib info --json | jq '.settings[] | select(.origin != "default")'
   trib info --markdown                 the tables of the documentation
   trib info --markdown docs            write them anew into the Markdown files below docs/, between the lines
@@ -12,6 +15,7 @@ examples:
 import argparse
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,10 @@ HELP = "say what is here: MPIs, settings, algorithms, types"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the forms of output."""
+    """Add the section and the forms of output."""
+    parser.add_argument(
+        "section", metavar="SECTION", nargs="?", help=f"{', '.join(_SECTIONS)} (default: all)"
+    )
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--json", action="store_true", help="everything, as JSON")
     forms.add_argument(
@@ -40,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def everything() -> dict[str, Any]:
+def everything(with_gpus: bool = True) -> dict[str, Any]:
     """What trib-info knows, and the MPIs."""
     mpis = []
     for one in (*mpi.on_path(), *mpi.wheels()):
@@ -55,7 +62,7 @@ def everything() -> dict[str, Any]:
             }
         )
     libraries = {abi: str(tree.preload_library(abi) or "") or None for abi in tree.ABIS}
-    data = tree.info()
+    data = tree.info(with_gpus)
     return {"version": data["version"], "mpis": mpis, "preload": libraries, **data}
 
 
@@ -150,34 +157,159 @@ def _write_pages(target: Path, data: dict[str, Any]) -> None:
 # -------------------------------------------------------------------------------------------- for people
 
 
-def _print(data: dict[str, Any], console: Console) -> None:
-    console.print(f"[bold]Tributary {data['version']}[/]\n")
+def _table(title: str, *columns: str) -> Table:
+    made = output.table(title)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    made.columns[0].no_wrap = True
+    return made
 
-    def table(title: str, *columns: str) -> Table:
-        made = output.table(title)
-        for column in columns:
-            made.add_column(column, overflow="fold")
-        made.columns[0].no_wrap = True
-        return made
 
-    mpis = table("MPIs found", "name", "version", "from", "mpiexec")
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False)
+
+
+def _print_mpis(data: dict[str, Any], console: Console) -> None:
+    mpis = _table("MPIs found", "name", "version", "from", "mpiexec")
     for one in data["mpis"]:
         mpis.add_row(one["name"], one["version"], one["origin"], one["mpiexec"] or "-")
     console.print(mpis if data["mpis"] else "No MPI was found, neither on PATH nor from PyPI.")
-    libraries = table("Preload libraries", "for", "path")
+    libraries = _table("Preload libraries", "for", "path")
     for abi, path in data["preload"].items():
         libraries.add_row(_FAMILIES[abi], path or "not built")
     console.print(libraries)
-    backends = table("Backends", "name", "what it found")
+
+
+def _print_backends(data: dict[str, Any], console: Console) -> None:
+    backends = _table("Backends", "name", "what it found")
     for one in data["backends"]:
         backends.add_row(one["name"], one["description"])
     console.print(backends)
-    levels = table("What processors share (hwloc)", "kind", "domains", "processors of each")
+
+
+# Ways in which memory is served; the second text says more.
+_WAYS = {
+    "ipc": ("mapped (IPC handle)", ""),
+    "file": ("mapped (files over a socket)", ""),
+    "scratch": ("scratch", "scratch: kernels push through inboxes on each other's GPUs"),
+    "host_scratch": (
+        "host scratch",
+        "host scratch: kernels push through inboxes in pinned host memory, as GPUs do not map each other's here",
+    ),
+    "staging": (
+        "staging",
+        "staging: copied to pinned host memory, reduced there, and copied back",
+    ),
+    "host": ("as without a GPU", ""),
+}
+# Settings on which the ways depend.
+_OF_WAYS = ("TRIB_DEVICE", "TRIB_P2P", "TRIB_MAP", "TRIB_SHARED_GPU")
+_MAPPED = (
+    "mapped: kernels read and write the buffers of all GPUs (or of all ranks on one) themselves; "
+    "between GPUs in blocking and persistent calls of middling length"
+)
+
+
+def _ways_text(ways: list[str]) -> str:
+    texts = [_WAYS[way][0] for way in ways]
+    if ways[0] == "host":
+        return f"{texts[0]}; beside GPU memory: {', '.join(texts[1:])}"
+    return ", else ".join(texts)
+
+
+def _link_text(link: dict[str, Any]) -> str:
+    if link["kind"] == "nvlink":
+        return f"NV{link['nvlinks'] or ''}"
+    return link["ancestor"] or "PCIe" if link["kind"] == "pcie" else "none"
+
+
+def _print_links(gpus: dict[str, Any], console: Console) -> None:
+    count = len(gpus["devices"])
+    cells = {(i, i): "X" for i in range(count)}
+    for link in gpus["links"]:
+        i, j = link["gpus"]
+        cells[i, j] = cells[j, i] = _link_text(link)
+    matrix = _table("Links between GPUs", "", *(f"GPU{i}" for i in range(count)))
+    for i in range(count):
+        matrix.add_row(f"GPU{i}", *(cells[i, j] for j in range(count)))
+    console.print(matrix)
+    _say(
+        console,
+        "NV#: so many NVLinks; PCIe, PIX, PXB, PHB, NODE, SYS: peer access over PCIe, as nvidia-smi topo -m names "
+        "what is between; none: no peer access\n",
+    )
+    if gpus["nvml"]:
+        _say(console, f"How many NVLinks there are is not known: {gpus['nvml']}\n")
+
+
+def _tried_text(row: dict[str, Any]) -> str:
+    word = {True: "yes", False: "refused", None: "not tried"}[row["works"]]
+    lines = [f"{word}: {row['detail']}" if row["detail"] else word, row["remark"]]
+    return "\n".join(filter(None, lines))
+
+
+def _print_gpus(data: dict[str, Any], console: Console) -> None:
+    gpus = data["gpus"]
+    if gpus["missing"]:
+        _say(console, f"GPUs: none: {gpus['missing']}\n")
+        return
+    columns = ("GPU", "name", "memory", "compute", "kernels", "PCI", "NUMA", "processors", "MPS")
+    devices = _table(f"GPUs (driver for CUDA {gpus['driver']})", *columns)
+    for one in gpus["devices"]:
+        kernels = one["kernels"] or "none: too old"
+        devices.add_row(
+            str(one["index"]),
+            one["name"],
+            f"{one['memory_bytes'] >> 30} GiB",
+            one["compute_capability"],
+            f"{kernels}, native" if kernels.startswith("sm_") else kernels,
+            one["pci"] or "-",
+            "-" if one["numa_node"] in ("", "-1") else one["numa_node"],
+            one["processors"] or "-",
+            "yes" if one["mps"] else "no",
+        )
+    console.print(devices)
+    if gpus["links"]:
+        _print_links(gpus, console)
+    memory = _table(
+        "Which memory is served in which way",
+        *("memory", "one rank per GPU", "several ranks on a GPU", "tried here"),
+    )
+    for row in gpus["memory"]:
+        shared = _ways_text(row["ways_on_shared_gpus"])
+        memory.add_row(row["kind"], _ways_text(row["ways"]), shared, _tried_text(row))
+    console.print(memory)
+    used = {w for row in gpus["memory"] for w in (*row["ways"], *row["ways_on_shared_gpus"])}
+    if used & {"ipc", "file"}:
+        _say(console, _MAPPED)
+    for way, (_, text) in _WAYS.items():
+        if way in used and text:
+            _say(console, text)
+    for one in data["settings"]:
+        if one["variable"] in _OF_WAYS and one["value"] != one["default"]:
+            _say(console, f"{one['variable']}={one['value']} is set")
+    _say(console, "")
+
+
+def _print_levels(data: dict[str, Any], console: Console) -> None:
+    levels = _table("What processors share (hwloc)", "kind", "domains", "processors of each")
     for one in data["levels"]["kinds"]:
         levels.add_row(one["kind"], str(len(one["domains"])), "  ".join(one["domains"]) or "-")
     missing = data["levels"]["missing"]
     console.print(f"hwloc: {missing}" if missing else levels, highlight=False, markup=False)
-    settings = table(
+
+
+def _print_tuning(data: dict[str, Any], console: Console) -> None:
+    file = data["tuning"]["file"]
+    state = "" if not file or Path(file).is_file() else " (not there yet: `trib tune` writes it)"
+    tuning = _table("Tuning", "what", "")
+    tuning.add_row("file", f"{file}{state}" if file else "none: TRIB_TUNING_FILE=none")
+    tuning.add_row("machine", data["tuning"]["machine"])
+    console.print(tuning)
+
+
+def _print_settings(data: dict[str, Any], console: Console) -> None:
+    settings = _table(
         "Settings", "variable", "value", "default", "origin", "accepted", "what it does"
     )
     for one in data["settings"]:
@@ -186,14 +318,20 @@ def _print(data: dict[str, Any], console: Console) -> None:
             one["variable"], value, one["default"], one["origin"], one["accepted"], one["help"]
         )
     console.print(settings)
-    algorithms = table(
+
+
+def _print_algorithms(data: dict[str, Any], console: Console) -> None:
+    algorithms = _table(
         "Algorithms (p ranks, n bytes)", "name", "what it does", "steps", "bytes a rank takes in"
     )
     for one in data["algorithms"]:
         algorithms.add_row(one["name"], one["summary"], one["steps"], one["bytes"])
     console.print(algorithms)
+
+
+def _print_types(data: dict[str, Any], console: Console) -> None:
     operators = data["operators"]
-    types = table("Operators on types", "type", *operators)
+    types = _table("Operators on types", "type", *operators)
     for one in data["dtypes"]:
         types.add_row(
             one["name"], *("x" if one["name"] in operators[op] else "" for op in operators)
@@ -201,16 +339,43 @@ def _print(data: dict[str, Any], console: Console) -> None:
     console.print(types)
 
 
+# In the order of the whole. With the keys of --json that belong to each.
+_SECTIONS: dict[str, tuple[Callable[[dict[str, Any], Console], None], tuple[str, ...]]] = {
+    "mpis": (_print_mpis, ("mpis", "preload")),
+    "backends": (_print_backends, ("backends",)),
+    "gpus": (_print_gpus, ("gpus",)),
+    "levels": (_print_levels, ("levels",)),
+    "tuning": (_print_tuning, ("tuning",)),
+    "settings": (_print_settings, ("settings",)),
+    "algorithms": (_print_algorithms, ("algorithms",)),
+    "types": (_print_types, ("dtypes", "operators")),
+}
+
+
 def run(parsed: argparse.Namespace) -> int:
     """Print it."""
-    data = everything()
+    section = parsed.section
+    if section is not None and section not in _SECTIONS:
+        raise UserError(f"SECTION: {section} is none of {', '.join(_SECTIONS)}")
+    if section and parsed.markdown:
+        raise UserError(f"SECTION: {section}: --markdown writes all tables of the documentation")
+    if parsed.markdown:
+        data = tree.info()
+        if parsed.markdown == "-":
+            for name, text in sections(data).items():
+                print(f"## {name.capitalize()}\n\n{text}\n")
+        else:
+            _write_pages(Path(parsed.markdown), data)
+        return 0
+    data = everything(with_gpus=section in (None, "gpus"))
     if parsed.json:
-        print(json.dumps(data, indent=1))
-    elif parsed.markdown == "-":
-        for name, text in sections(data).items():
-            print(f"## {name.capitalize()}\n\n{text}\n")
-    elif parsed.markdown:
-        _write_pages(Path(parsed.markdown), data)
-    else:
-        _print(data, output.console())
+        keys = _SECTIONS[section][1] if section else tuple(data)
+        print(json.dumps({key: data[key] for key in keys}, indent=1))
+        return 0
+    console = output.console()
+    if section is None:
+        console.print(f"[bold]Tributary {data['version']}[/]\n")
+    for name, (show, _) in _SECTIONS.items():
+        if section in (None, name):
+            show(data, console)
     return 0

@@ -67,12 +67,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def settings_of(parsed: argparse.Namespace) -> dict[str, str]:
     """Variables for the ranks: those of the environment, and over them the options."""
     settings = tree.environment_settings()
+    typed = {}  # by variable
     for setting in tree.info()["settings"]:
         name = setting["variable"]
         value = getattr(parsed, name, None)
         if value is not None:
             settings[name] = str(int(value)) if isinstance(value, bool) else value
-    tree.check_settings(settings)
+            typed[name] = _option(name) if isinstance(value, bool) else f"{_option(name)} {value}"
+    try:
+        tree.check_settings(settings)
+    except UserError as error:  # it names variables
+        options = [text for name, text in typed.items() if f"{name}=" in str(error)]
+        raise UserError(f"{', '.join(options)}: {error}" if options else str(error)) from None
     return settings
 
 

@@ -5,6 +5,9 @@ Programs do this by themselves, in MPI_Allreduce_init and its like, for the size
 each. `trib tune` does it beforehand, for many sizes and more thoroughly; blocking, nonblocking and persistent reductions of later
 jobs with as many ranks then take what was found. Sizes that are in the file already are not measured again without --again.
 
+The file is tributary/tuning.json in XDG_CACHE_HOME or ~/.cache; TRIB_TUNING_FILE names another one, by an absolute path, or
+none. `trib info tuning` says which one it is, and what this machine is called in it.
+
 --show prints what is known of this machine. --check times it anew: the choice of the tuning file, that of the default table, and
 every candidate that came near the best one when it was tuned, interleaved in one job (host memory). A ratio is a time over that
 of the best of them: 1 is as good as it gets.
@@ -19,6 +22,7 @@ examples:
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,8 @@ HELP = "measure what is best on this machine, and keep it"
 # As in src/comm/tuner.hpp and src/base/config.cpp.
 _MOST_BYTES = 64 << 20
 _MOST_MS = 60000
+
+_BUFFERS = {"host": "buffers in host memory", "cuda": "buffers on GPUs"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,6 +159,10 @@ def fill(parsed: argparse.Namespace, console: Console) -> None:
         raise UserError(
             f"--sizes: {arguments.size_text(too_long[0])}: vectors of up to {arguments.size_text(_MOST_BYTES)} are measured"
         )
+    if parsed.memory != "host":
+        arguments.check_gpus(parsed.launcher)
+    if text := bench_command.rounding_text(job):
+        print(f"trib tune: {text}", file=sys.stderr)
     job.tune = "again" if parsed.again else "on"
     job.settings["TRIB_TUNE_BUDGET_MS"] = str(parsed.budget)
     measurement = bench.Measurement(job)
@@ -235,6 +245,13 @@ def _draw(parsed: argparse.Namespace, panels: list[plot.TuningPanel], title: str
 def _show(parsed: argparse.Namespace, console: Console) -> None:
     findings = _selected(parsed)
     if not findings:
+        other = "cuda" if parsed.memory == "host" else "host"
+        there = len(_selected(argparse.Namespace(**{**vars(parsed), "memory": other})))
+        if there:
+            raise UserError(
+                f"{tuning.path()} has no findings for {_BUFFERS[parsed.memory]}, but {there} for {_BUFFERS[other]}: "
+                f"--memory {other} shows them"
+            )
         raise UserError(
             f"nothing is known: {tuning.path()} has no findings for this machine and these arguments; `trib tune` measures some"
         )
