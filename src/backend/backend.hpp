@@ -303,8 +303,8 @@ class DeviceChannel {
   virtual bool will_settle() const { return false; }
   /// Until they may. Nothing that is under way there may wait for a peer.
   virtual void wait_until_settled() const {}
-  /// In calls that do without: lets go of what ranks have shown, and their programs have freed. What
-  /// kernels may be using is there still. Safe beside calls of other threads.
+  /// In calls that do without: lets go of what ranks have shown, and their programs have freed.
+  /// What kernels may be using is there still. Safe beside calls of other threads.
   virtual void tidy_up() {}
   /// To be called while the peers have not all posted a call yet: finds out what its launch will
   /// want to know.

@@ -490,8 +490,8 @@ bool Background::launch(Lane& lane, Task& task) {
     lane.has_come = lane.meets_again = false;
   }
   if (task.meets_ && !lane.has_come) {
-    // Where another rank's kernel is to use its buffers, a copy that is still under way comes first;
-    // copies for staging would wait for it as well.
+    // Where another rank's kernel is to use its buffers, a copy that is still under way comes
+    // first; copies for staging would wait for it as well.
     if (device->will_settle()) return false;
     task.call_.begin();
     lane.card = card_of(lane, task);

@@ -57,7 +57,8 @@ void CopyEngine::set_up(std::size_t inbox_bytes) {
 void CopyEngine::map(int rank, const void* hello_of_peer) {
   const Hello& hello = *static_cast<const Hello*>(hello_of_peer);
   CUdeviceptr& inbox = inboxes_[static_cast<std::size_t>(rank)];
-  if (hello.process == ProcessId::of_this()) {  // a thread of this process; the channel has enabled peer access
+  if (hello.process ==
+      ProcessId::of_this()) {  // a thread of this process; the channel has enabled peer access
     inbox = hello.inbox;
     return;
   }

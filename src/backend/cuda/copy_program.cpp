@@ -91,7 +91,8 @@ Operation& CopyProgram::launch(const Arguments& arguments) {
   const std::size_t element = bytes(arguments.dtype);
   is_aside_ = covers_input(arguments);
   if (is_aside_)
-    aside_at_ = aside_.reserve((arguments.chunk_begin[rank_ + 1] - arguments.chunk_begin[rank_]) * element);
+    aside_at_ =
+        aside_.reserve((arguments.chunk_begin[rank_ + 1] - arguments.chunk_begin[rank_]) * element);
   in_ = reinterpret_cast<CUdeviceptr>(arguments.in);
   out_ = is_aside_ ? aside_at_ : reinterpret_cast<CUdeviceptr>(arguments.out);
   if (is_scatter(static_cast<Collective>(arguments.signature.collective)))

@@ -30,8 +30,8 @@
 namespace trib::cuda {
 
 /// Between a rank's show() and the end of the call, all ranks meet: none looks at what its rank
-/// changes in a table. Safe to use from several threads: buffers are held for later while others are
-/// in use.
+/// changes in a table. Safe to use from several threads: buffers are held for later while others
+/// are in use.
 ///
 /// A process has several of these, for communicators and for the channels of one. The driver maps
 /// what lies at an address once the mapping of what lay there before is closed, whoever has it: so

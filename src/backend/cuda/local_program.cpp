@@ -49,7 +49,10 @@ std::unique_ptr<LocalProgram> LocalProgram::of(Channel& channel, const std::vect
 }
 
 LocalProgram::LocalProgram(Channel& channel, std::vector<int> to)
-    : channel_(channel), to_(std::move(to)), repeats_(channel.driver_, channel.replays_), aside_(channel.context_) {
+    : channel_(channel),
+      to_(std::move(to)),
+      repeats_(channel.driver_, channel.replays_),
+      aside_(channel.context_) {
   launch_.doorbell = channel.doorbell_;
   launch_.counters = reinterpret_cast<Counters*>(channel.counters_);
   launch_.time_limit = channel.time_limit_;
