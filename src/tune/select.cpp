@@ -139,14 +139,15 @@ constexpr std::size_t kMostMapped = 2048 * MiB;
 // GPUs, one rank each; a single one is shared by all. All of these fold in rank order, and so does
 // what stands in for them; but `chain` on streams, where nothing does. Measured on 2026-11-22 with
 // `trib bench COLLECTIVE --memory cuda`, in blocking calls, on streams and in graphs: 2 and 4 H200.
-// docs/results.md has the figures. `ordered_chain` has no row: it takes as long as what is there.
+// docs/results.md has the figures. Two GPUs again on 2026-11-24, where inboxes end and mappings and
+// copy engines begin: 2 H200 and 2 H100. `ordered_chain` has no row: it takes as long as what is there.
 // A single GPU hands nothing over, so packets are of no use there: 2, 4 and 16 ranks on one H200,
 // 2026-11-24.
 // clang-format off
 constexpr DeviceRow kDevice[] = {
     {1,    kAll,       "one_shot", false, kAnyBlocks, 4 * KiB},
     {2,    240 * KiB,  "one_shot", true,  132, 512},
-    {2,    512 * KiB,  "one_shot", false, 132, 4 * KiB},
+    {2,    2048 * KiB, "one_shot", false, 132, 4 * KiB},
     {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {2,    8192 * KiB, "two_shot", false, 132, 32 * KiB},
@@ -158,7 +159,7 @@ constexpr DeviceRow kDevice[] = {
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
     {2,    32 * MiB,   "two_shot", false, 132, 32 * KiB},
-    {2,    64 * MiB,   "two_shot", false, 132, 64 * KiB},
+    {2,    128 * MiB,  "two_shot", false, 132, 64 * KiB},
     {2,    kAll,       "two_shot", false, 132, 64 * MiB, Engine::copy},
     {2,    kAll,       "two_shot", false, 132, 64 * KiB},
     {kAny, 64 * MiB,   "two_shot", false, 132, 32 * KiB, Engine::kernel, Reach::push},
@@ -169,10 +170,11 @@ constexpr DeviceRow kDevice[] = {
 constexpr DeviceRow kDeviceReduce[] = {
     {1,    kAll,       "one_shot", false, kAnyBlocks, 4 * KiB},
     {2,    256 * KiB,  "one_shot", true,  132, 512},
+    {2,    2048 * KiB, "one_shot", false, 132, 28 * KiB},
     {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {2,    4096 * KiB, "one_shot", false, 132, 28 * KiB},
     {2,    16 * MiB,   "one_shot", false, 132, 64 * KiB},
-    {2,    64 * MiB,   "one_shot", false, 132, 128 * KiB},
+    {2,    128 * MiB,  "one_shot", false, 132, 128 * KiB},
     {2,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
     {2,    kAll,       "one_shot", false, 132, 128 * KiB},
     {kAny, 64 * KiB,   "one_shot", true,  132, 512},
@@ -191,12 +193,14 @@ constexpr DeviceRow kDeviceReduce[] = {
 constexpr DeviceRow kDeviceScatter[] = {
     {1,    kAll,       "one_shot", false, kAnyBlocks, 4 * KiB},
     {2,    1 * MiB,    "one_shot", true,  132, 512},
+    {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {kAny, 512 * KiB,  "one_shot", true,  132, 512},
     {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {2,    8 * MiB,    "one_shot", false, 132, 16 * KiB},
     {2,    16 * MiB,   "one_shot", false, 132, 32 * KiB},
     {2,    32 * MiB,   "one_shot", false, 132, 64 * KiB},
+    {2,    128 * MiB,  "one_shot", false, 132, 128 * KiB},
     {2,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
     {2,    kAll,       "one_shot", false, 132, 128 * KiB},
     {kAny, 32 * MiB,   "one_shot", false, 132, 16 * KiB},

@@ -221,7 +221,7 @@ TEST(Select, MappedBuffersWhereTheyCanBeHad) {
           return choice.reach != Reach::scratch;
         };
         Config config;
-        if (bytes == 1 * MiB) {
+        if (bytes == 4 * MiB) {
           EXPECT_EQ(is_mapped(config), can && !is_scatter(key.collective))
               << name(key.collective) << ", " << size;
         }
