@@ -183,13 +183,15 @@ class MpiSide : public Side {
   std::string name() const override {
     if (!keys_.trib_algorithm.empty()) return "way " + keys_.trib_algorithm;
     if (caller_ == MpiCaller::tributary_blocking) return "blocking";
+    if (caller_ == MpiCaller::intel) return "intel";
     return caller_ == MpiCaller::mpi ? "mpi" : "tributary";
   }
   std::string library() const override {
+    if (caller_ == MpiCaller::intel) return "intel";
     return caller_ == MpiCaller::tributary_blocking ? "blocking" : "";
   }
   std::string algorithm() const override {
-    if (caller_ == MpiCaller::mpi) return "mpi";
+    if (is_own()) return "mpi";
     if (mode_ != Mode::blocking) return std::string(bench::name(mode_));
     return last_algorithm_ ? last_algorithm_(comm_) : "none";
   }
@@ -213,7 +215,7 @@ class MpiSide : public Side {
   }
 
  protected:
-  bool is_own() const { return caller_ == MpiCaller::mpi; }
+  bool is_own() const { return caller_ == MpiCaller::mpi || caller_ == MpiCaller::intel; }
   void start(const Call& call) {
     if (mode_ == Mode::nonblocking)
       check(is_own() ? own_post(call, call.in, call.out) : post(call, call.in, call.out));

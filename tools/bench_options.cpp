@@ -63,11 +63,13 @@ bool read_flag(const std::string& option, const std::string& value) {
 
 void read_compare(Options& options, const std::string& text) {
   options.compare_mpi = options.compare_nccl = options.compare_blocking = false;
-  options.compare_floor = options.compare_registered = false;
+  options.compare_floor = options.compare_registered = options.compare_intel = false;
   if (text == "none") return;
   for (const std::string& library : split(text, ',')) {
     if (library == "mpi")
       options.compare_mpi = true;
+    else if (library == "intel")
+      options.compare_intel = true;
     else if (library == "nccl")
       options.compare_nccl = true;
     else if (library == "blocking")
@@ -77,8 +79,9 @@ void read_compare(Options& options, const std::string& text) {
     else if (library == "floor")
       options.compare_floor = true;
     else
-      throw std::invalid_argument("--compare: " + library +
-                                  " is none of mpi, nccl, blocking, registered, floor, none");
+      throw std::invalid_argument(
+          "--compare: " + library +
+          " is none of mpi, intel, nccl, blocking, registered, floor, none");
   }
 }
 
@@ -93,11 +96,14 @@ void complete(Options& options, const std::optional<std::string>& compare) {
     throw std::invalid_argument(
         "--compare nccl: NCCL reduces GPU buffers only: --memory cuda (with --memory host: mpi, "
         "none)");
+  if (options.memory == Memory::host && options.compare_intel)
+    throw std::invalid_argument("--compare intel: it is for GPU buffers: --memory cuda");
   if (options.memory != Memory::host && options.compare_floor)
     throw std::invalid_argument("--compare floor: it is measured in host memory only");
-  if (options.compare_mpi && !is_mpi)
-    throw std::invalid_argument("--compare mpi: an MPI has no operations on a stream; with " +
-                                mode + ": nccl, none");
+  if ((options.compare_mpi || options.compare_intel) && !is_mpi)
+    throw std::invalid_argument(
+        "--compare mpi, intel: an MPI has no operations on a stream; with " + mode +
+        ": nccl, none");
   if (options.compare_blocking && (!is_mpi || options.mode == Mode::blocking))
     throw std::invalid_argument("--compare blocking: with --mode nonblocking and persistent only");
   if (options.compare_registered && is_mpi)

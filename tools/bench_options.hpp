@@ -45,6 +45,7 @@ struct Options {
   Mode mode = Mode::blocking;
   int burst = 1;                  ///< operations per synchronisation; more than 1 on a stream only
   bool compare_mpi = true;        ///< time the MPI's own, too
+  bool compare_intel = false;     ///< time the MPI's own on GPU buffers, beside copies by hand
   bool compare_nccl = false;      ///< time NCCL, too
   bool compare_blocking = false;  ///< time Tributary's blocking call, too
   bool compare_registered = false;  ///< on a stream: time Tributary with registered buffers, too

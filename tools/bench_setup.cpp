@@ -78,6 +78,8 @@ void Setup::add_sides(const World& world, const Options& options, std::size_t by
       else
         add_mpis_own(world, options);
     }
+    if (options.compare_intel)
+      sides.push_back(make_mpi_side(world, options.mode, MpiCaller::intel));
   }
   if (has_nccl) sides.push_back(make_nccl_side(world, options));
   if (options.compare_floor) sides.push_back(make_floor_side(world));

@@ -38,7 +38,7 @@ class Side {
  public:
   virtual ~Side() = default;
 
-  /// "tributary", "mpi", "nccl", "blocking", "registered", "floor", "overlapped" or
+  /// "tributary", "mpi", "intel", "nccl", "blocking", "registered", "floor", "overlapped" or
   /// "mpi_overlapped": the key in the lines that the benchmark
   /// prints.
   virtual std::string name() const = 0;
@@ -72,6 +72,7 @@ enum class MpiCaller {
   tributary,           ///< MPI_X, as the preload library serves it
   tributary_blocking,  ///< the same, as what another form of it is compared with
   mpi,                 ///< the MPI's own PMPI_X
+  intel,               ///< the same of an MPI that knows GPUs, beside one with copies by hand
 };
 /// Info keys of persistent calls; "": not passed.
 struct Keys {

@@ -23,9 +23,9 @@ COLLECTIVES = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")
 MEMORIES = ("host", "cuda")
 MODES = ("blocking", "nonblocking", "persistent", "stream", "graph")
 ON_STREAM = ("stream", "graph")
-# What Tributary can be compared with. blocking: its own blocking call; registered: its own call on a stream, with a
+# What Tributary can be compared with. intel: Intel MPI on GPU buffers; blocking: its own blocking call; registered: its own call on a stream, with a
 # registered buffer for results. Besides there is "floor", which is no library.
-COMPARED = ("mpi", "nccl", "blocking", "registered")
+COMPARED = ("mpi", "intel", "nccl", "blocking", "registered")
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,14 @@ class Result:
     blocking: Side | None = None
     floor: Side | None = None  # the least that memory has to move
     registered: Side | None = None
+    intel: Side | None = None
 
     @property
     def compared(self) -> dict[str, Side]:
         """The other libraries, by their names in COMPARED."""
         sides = {
             "mpi": self.mpi,
+            "intel": self.intel,
             "nccl": self.nccl,
             "blocking": self.blocking,
             "registered": self.registered,
@@ -381,6 +383,7 @@ def read_result(line: dict[str, Any], begin: dict[str, Any], vendor: str) -> Res
         side("blocking", "blocking"),
         side("floor", "floor"),
         side("registered", "registered"),
+        side("intel", "intel"),
     )
 
 

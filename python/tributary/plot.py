@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Pictures of measurements: time and ratio over message size, one column per collective."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +9,13 @@ from typing import Any
 
 OURS, THEIRS, PARITY = "#0b6e8f", "#d1711f", "#6b7280"
 # The libraries compared: colour and marker.
-STYLES = {"mpi": (THEIRS, "s"), "nccl": ("#5b8c2a", "^")}
+STYLES = {
+    "mpi": (THEIRS, "s"),
+    "intel": ("#8a6d3b", "v"),
+    "nccl": ("#5b8c2a", "^"),
+    "blocking": ("#7a7f87", "d"),
+    "registered": ("#7b5ea7", "P"),
+}
 
 
 @dataclass
@@ -74,6 +81,13 @@ def _two_rows(columns: int) -> tuple[Any, Any]:
     )
 
 
+def _write_subtitle(figure: Any, text: str) -> None:
+    """In as many lines as it takes; the panels begin below two."""
+    per_line = int(figure.get_figwidth() * 15.5)
+    wrapped = textwrap.fill(text, per_line)
+    figure.text(0.01, 0.945, wrapped, fontsize=8.5, color=PARITY, ha="left", va="top")
+
+
 def draw(
     panels: Sequence[Panel],
     path: Path,
@@ -82,16 +96,17 @@ def draw(
     mpi: str,
     others: Mapping[str, Sequence[tuple[int, float, float]]] | None = None,
     nccl: str = "NCCL",
+    names: Mapping[str, str] | None = None,
 ) -> None:
     """Write the picture to `path` (the suffix says the format).
 
-    `mpi`, `nccl`: how the libraries are called. `others`: (bytes, MPI's time, ours) by another benchmark, per panel title.
+    `mpi`, `nccl`: how the libraries are called; `names`: others that there are, by their keys in STYLES. `others`: (bytes, MPI's time, ours) by another benchmark, per panel title.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     figure, axes = _two_rows(len(panels))
     points = [point for panel in panels for point in panel.points]
-    titles = {"mpi": mpi, "nccl": nccl}
+    titles = {"mpi": mpi, "nccl": nccl, **(names or {})}
     libraries = [name for name in STYLES if any(name in point.compared for point in points)]
     known_ratios = [
         other.ratio for point in points for other in point.compared.values() if other.ratio
@@ -164,7 +179,7 @@ def draw(
             lower.yaxis.set_major_locator(LogLocator(base=2))
             lower.yaxis.set_minor_locator(NullLocator())
     figure.suptitle(f"{title}\n", fontsize=12, fontweight="bold", x=0.01, ha="left")
-    figure.text(0.01, 0.945, subtitle, fontsize=8.5, color=PARITY, ha="left", va="top")
+    _write_subtitle(figure, subtitle)
     path.parent.mkdir(parents=True, exist_ok=True)
     _save(figure, path)
 
@@ -229,6 +244,6 @@ def draw_tuning(panels: Sequence[TuningPanel], path: Path, title: str, subtitle:
     axes[1][0].set_ylabel("time / best candidate's")
     axes[0][0].legend(frameon=False, loc="upper left")
     figure.suptitle(f"{title}\n", fontsize=12, fontweight="bold", x=0.01, ha="left")
-    figure.text(0.01, 0.945, subtitle, fontsize=8.5, color=PARITY, ha="left", va="top")
+    _write_subtitle(figure, subtitle)
     path.parent.mkdir(parents=True, exist_ok=True)
     _save(figure, path)

@@ -131,7 +131,6 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--memory", "cuda", "--compare", "x"): ("--compare", "mpi", "nccl", "none"),
         ("allreduce", "--memory", "cuda", "--compare", "floor"): ("--compare", "floor", "none"),
         ("allreduce", "--compare", "intel"): ("--compare intel", "--memory cuda", "--mpi intel"),
-        ("allreduce", "--memory", "cuda", "--compare", "mpi,intel"): ("--compare", "one MPI"),
         ("allreduce", "--memory", "cuda", "--compare", "intel", "--mpi", "mpich"): (
             "--compare intel",
             "--mpi mpich",
@@ -524,12 +523,22 @@ def test_intel_is_an_mpi_that_takes_gpu_buffers() -> None:
     command.add_arguments(parser)
     job = command.job_of(
         parser.parse_args(
-            ["allreduce", "-n", "2", "--memory", "cuda", "--compare", "nccl,intel", "--sizes", "4"]
+            [
+                "allreduce",
+                "-n",
+                "2",
+                "--memory",
+                "cuda",
+                "--compare",
+                "mpi,nccl,intel",
+                "--sizes",
+                "4",
+            ]
         )
     )
-    assert (job.mpi, job.compare, job.is_mpi_gpu_aware) == ("intel", "nccl,mpi", True)
+    assert (job.mpi, job.compare) == ("intel", "mpi,nccl,intel")
     assert job.settings == {"I_MPI_OFFLOAD": "1"}
-    assert "--mpi-gpu-aware 1" in " ".join(job.arguments())
+    assert "--compare mpi,nccl,intel" in " ".join(job.arguments())
 
 
 def test_nccl_is_found_in_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

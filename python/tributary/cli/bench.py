@@ -123,7 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         metavar="LIST",
         default=None,
-        help="mpi: the MPI's own as well (default); intel: Intel MPI's own on GPU buffers; nccl: NCCL, with --memory cuda (default with --mode stream and graph); "
+        help="mpi: the MPI's own as well (default), on GPU buffers with copies by hand; intel: Intel MPI's own on GPU buffers; nccl: NCCL, with --memory cuda (default with --mode stream and graph); "
         "blocking: Tributary's blocking call, with --mode nonblocking and persistent; registered: Tributary with a registered "
         "buffer for results, with --mode stream and graph; floor: the time in which all ranks read "
         "their vectors and write their results, which host memory needs at least; several, as mpi,nccl; none",
@@ -199,8 +199,6 @@ def _compare(parsed: argparse.Namespace) -> str:
     if "none" in words and len(words) > 1:
         raise UserError(f"--compare {value}: none stands alone")
     if "intel" in words:
-        if "mpi" in words:
-            raise UserError(f"--compare {value}: a job has one MPI: mpi or intel, not both")
         if parsed.mpi not in (None, "intel"):
             raise UserError(f"--compare intel: the job's MPI is another one: --mpi {parsed.mpi}")
     return value
@@ -257,7 +255,7 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         dtype=dtype,
         op=op,
         root=parsed.root,
-        compare=compare.replace("intel", "mpi"),
+        compare=compare,
         check=parsed.check,
         repeats=parsed.repeats,
         batch_ms=parsed.batch_ms,
@@ -267,7 +265,7 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         mode=parsed.mode,
         burst=parsed.burst,
         nccl=parsed.nccl,
-        is_mpi_gpu_aware=parsed.mpi_gpu_aware or is_intel,
+        is_mpi_gpu_aware=parsed.mpi_gpu_aware,
         overlap=parsed.overlap,
     )
 
@@ -345,6 +343,7 @@ def table(
             "nccl": nccl_title,
             "blocking": "Tributary,\nblocking",
             "registered": "Tributary,\nregistered",
+            "intel": f"on GPU buffers\n{mpi_title}",
         }.get(other, mpi_title)
         if label == "mpi+copy":
             heading = f"mpi+copy\n{mpi_title}"
@@ -486,6 +485,7 @@ def draw(measurement: bench.Measurement, path: Path) -> None:
     job, where = measurement.job, bench.environment(measurement)
     place = f"{where['processor']}, {where['cores']} cores"
     mpi_title, compared = measurement.mpi_title, measurement.mpi_title
+    names = {"blocking": "its blocking call"}
     if job.memory != "host":
         place = f"{measurement.gpus_title}, {job.mode}"
         sides = [side for r in measurement.results for side in r.compared.values()]
@@ -493,6 +493,7 @@ def draw(measurement: bench.Measurement, path: Path) -> None:
             mpi_title = f"mpi+copy ({mpi_title})"
         names = {
             "mpi": mpi_title,
+            "intel": f"{measurement.mpi_title} on GPU buffers",
             "nccl": measurement.nccl_title,
             "blocking": "its blocking call",
             "registered": "the same with registered buffers",
@@ -507,6 +508,7 @@ def draw(measurement: bench.Measurement, path: Path) -> None:
         f"median of {job.repeats} repeats; band: their span",
         mpi_title,
         nccl=measurement.nccl_title,
+        names=names,
     )
 
 
