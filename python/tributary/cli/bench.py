@@ -198,9 +198,8 @@ def _compare(parsed: argparse.Namespace) -> str:
         _choice("--compare", word, accepted)
     if "none" in words and len(words) > 1:
         raise UserError(f"--compare {value}: none stands alone")
-    if "intel" in words:
-        if parsed.mpi not in (None, "intel"):
-            raise UserError(f"--compare intel: the job's MPI is another one: --mpi {parsed.mpi}")
+    if "intel" in words and parsed.mpi not in (None, "intel"):
+        raise UserError(f"--compare intel: the job's MPI is another one: --mpi {parsed.mpi}")
     return value
 
 
