@@ -115,8 +115,10 @@ int trib_comm_size(const trib_comm* comm);
  * Each returns once the work is enqueued on `stream`; buffers may be used again when the stream has
  * passed it. Buffers: anything that the rank's GPU can reach (cudaMalloc, pools, managed, pinned
  * host memory), each element aligned to its size. `in` == `out` reduces in place. Ranks enqueue the
- * same calls on a communicator in the same order. May be captured into a CUDA graph and replayed;
- * all ranks then replay alike. The communicator orders calls on different streams, but what graphs
+ * same calls on a communicator in the same order, and those of several communicators in one order,
+ * whichever threads make them: a kernel may take all of a GPU while it waits for its peers, and two
+ * that are first on one GPU each would keep each other out. May be captured into a CUDA graph and
+ * replayed; all ranks then replay alike. The communicator orders calls on different streams, but what graphs
  * replay it does not see: the program orders that, so that no two calls of a communicator are under
  * way at a time. Errors that show at once are returned; those of the device or of peers by
  * trib_comm_query.
