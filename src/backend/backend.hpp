@@ -213,6 +213,10 @@ class HostChannel {
   /// `position` is Operation::position(): a peer that has left this call without moving us will
   /// never do so.
   virtual void diagnose(int blocked_on, std::uint64_t position) = 0;
+  /// Shows the peers how many reductions this rank has posted on other channels, in between.
+  virtual void show_posts(std::uint64_t posts) = 0;
+  /// Throws Error if calls here and posts have come in another order on the peer. Any thread.
+  virtual void check_order(int peer) const = 0;
   /// Throws Error if the process of the rank that is waited for is gone. Slower than diagnose().
   virtual void check_alive(int blocked_on) = 0;
   /// For ranks that do not wait for each other's calls: throws Error if they have made different
@@ -299,8 +303,15 @@ class DeviceChannel {
   /// Whether peers' kernels may use buffers of this rank: the program has nothing under way on its
   /// default stream. May wait for that a little.
   virtual bool is_settled() const { return true; }
-  /// They may as soon as the program's default stream is through with what it does now.
-  virtual bool will_settle() const { return false; }
+  /// What the program has under way on its default stream, for as long as it takes.
+  class Unsettled {
+   public:
+    virtual ~Unsettled() = default;
+    virtual bool is_over() = 0;
+  };
+  /// What peers' kernels have to come behind, which may not be long. Null: nothing, or nobody
+  /// knows.
+  virtual std::unique_ptr<Unsettled> unsettled() const { return nullptr; }
   /// Until they may. Nothing that is under way there may wait for a peer.
   virtual void wait_until_settled() const {}
   /// In calls that do without: lets go of what ranks have shown, and their programs have freed.

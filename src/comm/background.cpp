@@ -27,11 +27,13 @@ struct Lane {
   Plans plans;
   Plan* plan = nullptr;  // of `first`, once it has begun; persistent: of its only task
   bool has_own_plan = false;
-  bool turns = false;                 // has more room than it needs
-  bool has_begun = false;             // `first` has been announced
-  bool has_come = false;              // ... to its meeting
-  int absent = -1;                    // a rank that has not come to its meeting
-  Card card;                          // that this rank shows there
+  bool turns = false;                                   // has more room than it needs
+  bool has_begun = false;                               // `first` has been announced
+  bool has_come = false;                                // ... to its meeting
+  std::unique_ptr<DeviceChannel::Unsettled> unsettled;  // what it waits for before that
+  bool is_settled = false;                              // that is over
+  int absent = -1;                                      // a rank that has not come to its meeting
+  Card card;                                            // that this rank shows there
   bool meets_again = false;           // to hear whether all can reach what was shown
   std::vector<MappedBuffers> mapped;  // nonblocking: of the ranks on this rank's device
   Task* first = nullptr;              // the one that runs, or runs next
@@ -351,6 +353,7 @@ void Background::post(Task& task) {
 /// counts: ranks that disagree about one should not do so about the lanes of those behind it.
 Lane& Background::next_lane(bool meets) {
   const std::uint64_t number = posts_++;
+  main_.show_posts(posts_);
   return *lanes_[meets ? 0 : number % lanes_.size()];
 }
 
@@ -441,7 +444,7 @@ Card Background::card_of(const Lane& lane, const Task& task) const {
       card.is_contended = true;
     device.show(card, {request.in, request.out, task.bytes_, out_bytes});
   }
-  card.is_settled = (!devices_.are_shared && !is_held) || device.is_settled();
+  card.is_settled = (!devices_.are_shared && !is_held) || lane.is_settled || device.is_settled();
   return card;
 }
 
@@ -487,12 +490,17 @@ bool Background::launch(Lane& lane, Task& task) {
     }
     lane.absent = -1;
     lane.has_begun = true;
-    lane.has_come = lane.meets_again = false;
+    lane.has_come = lane.meets_again = lane.is_settled = false;
+    if (task.meets_) lane.unsettled = device->unsettled();
   }
   if (task.meets_ && !lane.has_come) {
     // Where another rank's kernel is to use its buffers, a copy that is still under way comes
     // first; copies for staging would wait for it as well.
-    if (device->will_settle()) return false;
+    if (lane.unsettled) {
+      if (!lane.unsettled->is_over()) return false;
+      lane.unsettled.reset();
+      lane.is_settled = true;
+    }
     task.call_.begin();
     lane.card = card_of(lane, task);
     lane.channel->present(lane.card);
@@ -637,10 +645,16 @@ void Background::diagnose(const Task& task, int peer) {
   const std::lock_guard lock(lock_);
   if (task.is_done()) return;
   Lane& lane = *task.lane_;
+  // Another thread that waits for a task of this lane may have been here since this one has driven
+  // it. What both see twice proves only something if nothing was there to be had in between.
+  advance_lane(lane, 0);
+  if (task.is_done()) return;
   if (lane.operation != nullptr)
-    trib::diagnose(*lane.channel, *lane.operation, peer, group_.rank, group_.size);
+    trib::diagnose(*lane.channel, *lane.operation, lane.operation->blocked_on(), group_.rank,
+                   group_.size);
   else
-    lane.channel->diagnose(peer, 0);
+    lane.channel->diagnose(lane.absent, 0);
+  if (task.own_lane_ == nullptr) main_.check_order(peer);  // starts may come in any
 }
 
 void Background::check_alive(const Task& task, int peer) {

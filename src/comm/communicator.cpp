@@ -779,7 +779,7 @@ constexpr long kUsualBudgetMs = 100;
 /// What a rank brings along to tune_for().
 struct Wish {
   Hints hints;
-  bool is_contended = false;  // another call on a device is under way
+  bool is_contended = false;  // another call on a device is under way, or work of the program
   double seconds_of_tuning = 0;
 };
 
@@ -806,7 +806,8 @@ std::optional<Choice> Communicator::tune_for(const Request& request, bool is_on_
   const Config& config = group_.config;
   DeviceCall call;
   if (is_on_device) call.begin();
-  Wish mine{hints, is_on_device && !call.is_first(), seconds_of_tuning};
+  Wish mine{hints, is_on_device && (!call.is_first() || !devices_.of_requests()->is_settled()),
+            seconds_of_tuning};
   if (mine.hints.budget_ms < 0)
     mine.hints.budget_ms = static_cast<double>(
         config.tune_budget_ms > 0 || !hints.is_explicit ? config.tune_budget_ms : kUsualBudgetMs);
@@ -838,13 +839,12 @@ std::optional<Choice> Communicator::tune_for(const Request& request, bool is_on_
     spent = std::max(spent, wish.seconds_of_tuning);
   }
   budget /= 1000;
-  // With more ranks than cores it would be the scheduler that is measured. Kernels of two calls
-  // could wait for each other: see DeviceCall.
+  // With more ranks than cores it would be the scheduler that is measured, and where the program
+  // has something under way on its device, that. Kernels of two calls could wait for each other:
+  // see DeviceCall.
   if (budget <= 0 || group_.is_crowded || is_contended || !is_tunable(config) ||
       plan.bytes > kMostTunedBytes)
     return {};
-  // On devices only if the program asks for it: measuring there has not been seen to work yet.
-  if (is_on_device && !is_explicit) return {};
   if (!is_explicit &&
       spent + budget > kBudgetsPerProcess * static_cast<double>(config.tune_budget_ms) / 1000)
     return {};
@@ -1241,6 +1241,7 @@ constexpr DeclineText kDeclineTexts[kDeclines] = {
     {"not_set_up", "nonblocking, before a blocking call"},
     {"being_freed", "communicator that is being freed"},
     {"passed_by", "nonblocking, and MPI_Wait leads elsewhere"},
+    {"of_session", "nonblocking, with a session open"},
 };
 
 }  // namespace

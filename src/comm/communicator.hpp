@@ -38,8 +38,9 @@ enum class Decline : std::uint8_t {
   not_set_up,     ///< nonblocking, before the ranks had an occasion to meet
   being_freed,    ///< in a callback of MPI_Comm_free
   passed_by,      ///< not blocking, and waits for it may not come here
+  of_session,     ///< not blocking, and may outlive the world
 };
-inline constexpr int kDeclines = 12;
+inline constexpr int kDeclines = 13;
 const char* name(Decline reason);  ///< "user_operator"
 const char* text(Decline reason);  ///< "user-defined operator"
 

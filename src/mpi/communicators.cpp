@@ -89,11 +89,14 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
   struct Report {
     char failure[256];
     ProcessId process;
-    bool is_passed_by, is_fortran;
+    bool is_passed_by, is_fortran, may_outlive_world;
   } mine = {};
   mine.process = ProcessId::of_this();
   mine.is_passed_by = !what_passes_by().empty();
   mine.is_fortran = is_begun_in_fortran;
+  // Whose it is the MPI does not tell. But whoever has one of a session's has that session open.
+  mine.may_outlive_world =
+      !is_world_running() || (open_sessions > 0 && bootstrap.comm() != MPI_COMM_WORLD);
   std::strncpy(mine.failure, read_settings_once().failure.c_str(), sizeof mine.failure - 1);
   std::vector<Report> all(static_cast<std::size_t>(bootstrap.size()));
   bootstrap.exchange(&mine, all.data(), sizeof mine);
@@ -104,7 +107,9 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
     const bool differs = report.is_fortran != mine.is_fortran;
     if (differs && is_init_under_way()) is_mixed = true;
     member.is_passed_by = member.is_passed_by || report.is_passed_by || differs;
+    member.may_outlive_world = member.may_outlive_world || report.may_outlive_world;
   }
+  member.is_passed_by = member.is_passed_by || member.may_outlive_world;
   bootstrap.know(std::move(processes));
   if (mine.failure[0]) throw Error(Code::argument, read_settings_once().failure);
   for (std::size_t rank = 0; rank < all.size(); ++rank)
@@ -180,8 +185,8 @@ Member* look_up_member(MPI_Comm comm) {
   if (comm == MPI_COMM_NULL || !(is_world_running() || open_sessions > 0)) return nullptr;
   const Library& mpi = library();
   auto member = std::make_unique<Member>();
-  int is_inter = 0;
-  if (mpi.Comm_test_inter(comm, &is_inter) != MPI_SUCCESS) return nullptr;
+  int is_inter = kUnwritten;
+  if (mpi.Comm_test_inter(comm, &is_inter) != MPI_SUCCESS || is_inter == kUnwritten) return nullptr;
   check(mpi.Comm_rank(comm, &member->rank), "MPI_Comm_rank");
   check(mpi.Comm_size(comm, &member->size), "MPI_Comm_size");
   prepare_tables();

@@ -39,9 +39,12 @@ struct Member {
   /// that depends on the order of calls.
   bool wants_to_settle = false;
   bool has_no_background = false;  ///< there was no memory for them
-  /// On some rank, see what_passes_by(), or its ranks are mixed, see is_job_mixed(): none are
-  /// served.
+  /// On some rank, see what_passes_by(), or its ranks are mixed, see is_job_mixed(), or
+  /// `may_outlive_world`: none are served.
   bool is_passed_by = false;
+  /// A session was open on some rank when it was set up. Our requests are of MPI_COMM_SELF, and so
+  /// end with the world; those on a session's communicator need not.
+  bool may_outlive_world = false;
   bool has_used_requests = false;  ///< nonblocking or persistent reductions
   /// Children still to be prepared for them at once, though this one has not: a program that makes
   /// no blocking call on a communicator of its own gives no later occasion. Some only, as many

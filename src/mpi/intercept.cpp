@@ -75,6 +75,7 @@ int with_requests(Entry entry, Ours&& ours, Words... words) {
   const Library& mpi = library();
   if (requests_held.load(std::memory_order_relaxed) == 0 || !mpi.is_ours)
     return mpi.call(entry, words...);
+  sweep();
   return ours();
 }
 

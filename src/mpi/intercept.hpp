@@ -11,19 +11,53 @@
 
 namespace trib::mpi {
 
+#if TRIB_MPI_OPENMPI
+inline constexpr bool kTakesAliasedBuffers = true;
+#else
+inline constexpr bool kTakesAliasedBuffers = false;
+#endif
+
+/// A call that the MPI refuses was none: this rank gets its error, and the others, who may not have
+/// made one, go on.
+inline bool may_be_refused(const Call& call, Decline reason) {
+  return reason == Decline::bad_argument && !(kTakesAliasedBuffers && call.in == call.out);
+}
+
+/// Looks at the arguments before ranks meet to set the communicator up: the others may not come.
+inline std::optional<Decline> refusal_before_set_up(const Call& call, const Member& member) {
+  Request request;
+  const auto reason = translate(call, member.rank, member.size, request);
+  return reason && may_be_refused(call, *reason) ? reason : std::nullopt;
+}
+
+/// Makes a call that is declined in the MPI, by `original()`, and shows peers that by `announce()`:
+/// before, as the MPI may wait for them, unless it may refuse.
+template <class Announce, class Original>
+int announced(const Call& call, Decline reason, const Announce& announce,
+              const Original& original) {
+  const bool is_judged_first = may_be_refused(call, reason);
+  if (!is_judged_first) announce();
+  const int status = original();
+  if (is_judged_first && status == MPI_SUCCESS) announce();
+  return status;
+}
+
 /// The call is left to the MPI. Peers that do not leave theirs get an error instead of waiting.
 template <class Original>
 int leave_to_mpi(const Call& call, Member& member, Decline reason, const Original& original) {
-  if (!member.declined) {
-    check_usable(member);
-    member.communicator->note_declined(call.collective, call.root, call.form, reason);
-  }
+  if (!member.declined) check_usable(member);
   member.was_left_to_mpi = true;
   count_declined(reason);
   Call passed = call;
   passed.op = operator_for_mpi(call);
   if (reason == Decline::disabled) return original(passed);
-  return with_buffers_on_host(passed, nullptr, original);
+  return announced(
+      call, reason,
+      [&] {
+        if (!member.declined)
+          member.communicator->note_declined(call.collective, call.root, call.form, reason);
+      },
+      [&] { return with_buffers_on_host(passed, nullptr, original); });
 }
 
 /// `original(passed)` makes the call in the MPI, with the buffers and the operator of `passed`.
@@ -36,8 +70,13 @@ int intercept(const Call& call, Original original) {
   try {
     Member* member = find_member(call.comm);
     if (!member || member->declined || member->wants_to_settle) [[unlikely]] {
-      member = make_member(call.comm);
+      member = look_up_member(call.comm);
       if (!member) return mpis(call);  // the MPI says what is wrong
+      if (member->declined == Decline::not_set_up) {
+        if (const auto reason = refusal_before_set_up(call, *member))
+          return leave_to_mpi(call, *member, *reason, mpis);
+        make_member(call.comm);
+      }
       if (member->wants_to_settle) prepare_background(*member, call.is_meeting_of_all());
       if (member->declined) return leave_to_mpi(call, *member, *member->declined, mpis);
     }

@@ -116,6 +116,10 @@ std::string what_passes_by();
 /// Throws Error if that is not empty.
 void check_is_in_front();
 
+/// No result of any function. Where one leaves it as it was, it has refused the call: MPICH 5.0.2
+/// returns MPI_SUCCESS all the same once an error handler of the program's own has returned.
+inline constexpr int kUnwritten = -1;
+
 /// Throws Error if an MPI function failed.
 void check(int status, const char* function);
 

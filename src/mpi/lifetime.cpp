@@ -88,14 +88,14 @@ void end_init(bool is_success) noexcept {
 void begin_finalize() noexcept {
   if (finalize_depth++ > 0) return;
   if (!library().is_ours || !is_world_running()) return;
-  end_staged();
+  end_staged(/*are_all=*/open_sessions == 0);
   end_requests();
   end_keeping_mpi_alive();
   end_of_mpi(/*is_world=*/true);
 }
 
 // After the MPI's part: callbacks of the program that run in it may still reduce. Communicators of
-// sessions that are open stay, as other ranks may use them at a different time.
+// sessions that are open stay, as other ranks may use them at a different time, and so do requests.
 void end_finalize() noexcept {
   if (--finalize_depth > 0) return;
   if (!library().is_ours) return;
@@ -114,13 +114,16 @@ int init_session(const std::function<int()>& original) {
 }
 
 void begin_finalize_session() noexcept {
-  if (library().is_ours && open_sessions == 1 && !is_world_running())
-    end_of_mpi(/*is_world=*/false);
+  if (!library().is_ours || open_sessions != 1 || is_world_running()) return;
+  end_staged(/*are_all=*/true);
+  end_of_mpi(/*is_world=*/false);
 }
 
 void end_finalize_session() noexcept {
   if (!library().is_ours) return;
-  if (--open_sessions == 0 && !is_world_running()) free_members();
+  if (--open_sessions > 0 || is_world_running()) return;
+  forget_requests();
+  free_members();
 }
 
 }  // namespace trib::mpi

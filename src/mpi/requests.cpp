@@ -22,7 +22,7 @@
 
 namespace trib::mpi {
 
-std::atomic<int> requests_held;
+std::atomic<int> requests_held, orphans_held;
 constinit thread_local bool is_passed_by_f08 = false;
 
 namespace {
@@ -42,7 +42,6 @@ struct Handle {
 };
 
 constinit Immortal<HandleMap> handles;
-std::atomic<int> orphans_held;
 
 struct Shelf {
   SpinLock lock;
@@ -66,7 +65,8 @@ Handle* find_task(MPI_Request*& request) {
   return nullptr;
 }
 
-/// Null: there is no world, whose MPI_COMM_SELF is needed.
+/// On communicators that may do without the world, whose MPI_COMM_SELF is needed, all ranks leave
+/// their requests to the MPI: one alone could not.
 Handle* take() {
   {
     const std::lock_guard lock(shelf().lock);
@@ -77,7 +77,7 @@ Handle* take() {
       return handle;
     }
   }
-  if (!is_world_running()) return nullptr;
+  if (!is_world_running()) throw Error(Code::system, "no requests of ours without MPI_COMM_WORLD");
   auto handle = std::make_unique<Handle>();
   check(library().Recv_init(nullptr, 0, MPI_BYTE, MPI_PROC_NULL, 0, MPI_COMM_SELF, &handle->token),
         "MPI_Recv_init");
@@ -278,7 +278,7 @@ int wait_until(Test&& test) {
   const auto start = Clock::now();
   double waited = 0;
   for (unsigned round = 0;; ++round) {
-    int flag = 0;
+    int flag = kUnwritten;
     if (round % 64 == 63) waited = std::chrono::duration<double>(Clock::now() - start).count();
     const int status = test(flag, waited);
     if (flag || status != MPI_SUCCESS) return status;
@@ -315,32 +315,47 @@ bool look_at(int count, const MPI_Request* requests, double waited, Done&& done)
 }
 
 /// A list for the MPI without ours, and with what emulations have under way. (Intel MPI 2021.18
-/// takes tokens in a list for requests that have come to their end, and gets statuses wrong.)
+/// takes tokens in a list for requests that have come to their end, and gets statuses wrong.) What
+/// the MPI has completed is in the program's list once this is gone: not before that may anyone
+/// look for ours there, as the MPI may have used the handle again, for a token of another thread.
 class Others {
  public:
-  Others(int count, MPI_Request* requests) : count_(count), requests_(requests) {
+  Others(int count, MPI_Request* requests) : requests_(requests) {
     if (!are_any_ours(count, requests)) return;
-    copy_.assign(requests, requests + count);
-    for (MPI_Request& request : copy_)
-      if (const Handle* const handle = find(request))
-        request = handle->emulation ? handle->emulation->request : MPI_REQUEST_NULL;
+    count_ = static_cast<std::size_t>(count);
+    copies_.reserve(2 * count_);
+    for (std::size_t i = 0; i < count_; ++i) {
+      MPI_Request* request = requests + i;
+      copies_.push_back(find_task(request) ? MPI_REQUEST_NULL : *request);
+    }
+    copies_.insert(copies_.end(), copies_.begin(), copies_.end());
   }
   ~Others() {
-    for (int i = 0; i < static_cast<int>(copy_.size()) && i < count_; ++i) {
-      MPI_Request* before = requests_ + i;
-      const MPI_Request now = copy_[static_cast<std::size_t>(i)];
-      if (!find_task(before) && *before != now) *before = now;
+    for (std::size_t i = 0; i < count_; ++i) {
+      const MPI_Request now = copies_[i], before = copies_[count_ + i];
+      if (now == before) continue;
+      MPI_Request* request = requests_ + i;
+      if (*request != before) find_task(request);  // it is an emulation's
+      *request = now;
     }
   }
   Others(const Others&) = delete;
   Others& operator=(const Others&) = delete;
-  MPI_Request* get() { return copy_.empty() ? requests_ : copy_.data(); }
+  MPI_Request* get() { return copies_.empty() ? requests_ : copies_.data(); }
 
  private:
-  int count_;
+  std::size_t count_ = 0;
   MPI_Request* requests_;
-  std::vector<MPI_Request> copy_;
+  std::vector<MPI_Request> copies_;  // the MPI's, and then the same as they were
 };
+
+bool are_any_others(int count, MPI_Request* requests) {
+  for (int i = 0; i < count; ++i) {
+    MPI_Request* request = requests + i;
+    if (!find_task(request) && *request != MPI_REQUEST_NULL) return true;
+  }
+  return false;
+}
 
 /// With statuses, wanted or not: without them, MPICH 5.0.2 and Intel MPI 2021.18 leave persistent
 /// requests of lists of more than 64 active when they report them.
@@ -351,6 +366,14 @@ int test_all_others(int count, MPI_Request* requests, int* flag, MPI_Status* sta
     statuses = unwanted.data();
   }
   return library().Testall(count, requests, flag, statuses);
+}
+
+int wait_for_all_others(int count, MPI_Request* requests, MPI_Status* statuses) {
+  if (!Background::is_any_under_way())
+    return library().call(Entry::Waitall, static_cast<Word>(count), to_word(requests),
+                          to_word(statuses));
+  return wait_until(
+      [&](int& flag, double) { return test_all_others(count, requests, &flag, statuses); });
 }
 
 /// Until one fails.
@@ -407,8 +430,7 @@ int refuse(const Handle& handle, const char* what) {
 
 // -------------------------------------------------------------------------------- where they begin
 
-void sweep() {
-  if (orphans_held.load(std::memory_order_relaxed) == 0) return;
+void sweep_slowly() {
   TakenOrphans taken;
   auto& orphans = taken.get();
   for (std::size_t i = orphans.size(); i > 0; --i) {
@@ -417,14 +439,17 @@ void sweep() {
     orphans[i - 1] = orphans.back();
     orphans.pop_back();
     --orphans_held;
+    --requests_held;
     dismiss(*handle);
     give_back(handle);
   }
 }
 
-void warn_of_passing_by(const Member& member) {
+Decline why_passed_by(const Member& member) {
+  if (member.may_outlive_world) return Decline::of_session;
   static std::atomic<bool> is_said{false};
-  if (member.rank != 0 || is_said.exchange(true, std::memory_order_relaxed)) return;
+  if (member.rank != 0 || is_said.exchange(true, std::memory_order_relaxed))
+    return Decline::passed_by;
   const std::string here = what_passes_by();
   log(Config::Log::warn,
       "nonblocking and persistent reductions are left to the MPI, as waits for them would not "
@@ -432,13 +457,13 @@ void warn_of_passing_by(const Member& member) {
           (is_job_mixed() ? "some ranks of this job have begun MPI in Fortran and some in C"
            : here.empty() ? "on another rank MPI_Wait or its like leads elsewhere"
                           : here));
+  return Decline::passed_by;
 }
 
 bool post(const Call& call, Member& member, const Request& reduction, MPI_Request* request) {
   if (!member.communicator->can_post()) return false;
   sweep();
   Handle* const handle = take();
-  if (!handle) return false;
   handle->comm = call.comm;
   handle->communicator = member.communicator;
   handle->bootstrap = member.bootstrap;
@@ -457,7 +482,6 @@ bool post(const Call& call, Member& member, const Request& reduction, MPI_Reques
 bool prepare(const Call& call, Member& member, const Request& reduction, MPI_Request* request) {
   sweep();
   Handle* const handle = take();
-  if (!handle) return false;
   handle->comm = call.comm;
   handle->communicator = member.communicator;
   handle->bootstrap = member.bootstrap;
@@ -483,7 +507,6 @@ int emulate(const Call& call, MPI_Request* request) {
   auto emulation = std::make_unique<Emulation>(call);
   if (const int status = emulation->prepare(); status != MPI_SUCCESS) return status;
   Handle* const handle = take();
-  if (!handle) throw Error(Code::system, "no persistent reductions without MPI_COMM_WORLD");
   handle->comm = call.comm;
   handle->emulation = std::move(emulation);
   ++requests_held;
@@ -568,13 +591,7 @@ int wait_all(int count, MPI_Request* requests, MPI_Status* statuses) {
   Failures failures;
   wait_for_all_of_ours(count, requests, statuses, failures);
   if (failures.are_any()) return end_with_failures(count, requests, statuses, failures);
-  Others others(count, requests);
-  const int status = Background::is_any_under_way()
-                         ? wait_until([&](int& flag, double) {
-                             return test_all_others(count, others.get(), &flag, statuses);
-                           })
-                         : library().call(Entry::Waitall, static_cast<Word>(count),
-                                          to_word(others.get()), to_word(statuses));
+  const int status = wait_for_all_others(count, Others(count, requests).get(), statuses);
   if (status == MPI_SUCCESS) set_empty_where_ours(count, requests, statuses);
   return status;
 }
@@ -585,19 +602,25 @@ int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status
   const bool are_any_pending = look_at(count, requests, waited, [&](int i, Handle&) {
     if (first < 0) first = i;
   });
+  // The first of the list that is done: programs start ours again and again, and a message before
+  // it would have to wait until it is never done.
+  const int asked = first < 0 ? count : first;
+  if (first < 0 || are_any_others(asked, requests)) {
+    *flag = kUnwritten;
+    const int result = library().Testany(asked, Others(asked, requests).get(), index, flag, status);
+    if (result != MPI_SUCCESS || *flag == kUnwritten) return result;
+    if (*flag && *index != MPI_UNDEFINED) return MPI_SUCCESS;
+  }
   if (first >= 0) {
     *flag = 1;
     *index = first;
     return wait_for_ours(*find(requests[first]), requests[first], status);
   }
-  const int result = library().Testany(count, Others(count, requests).get(), index, flag, status);
-  if (result == MPI_SUCCESS && *flag && *index == MPI_UNDEFINED) {
-    if (are_any_pending)
-      *flag = 0;  // what the MPI takes for a list without active requests has some of ours
-    else
-      set_empty(status);
-  }
-  return result;
+  if (*flag && are_any_pending)
+    *flag = 0;  // what the MPI takes for a list without active requests has some of ours
+  else if (*flag)
+    set_empty(status);
+  return MPI_SUCCESS;
 }
 
 int wait_any(int count, MPI_Request* requests, int* index, MPI_Status* status) {
@@ -610,9 +633,10 @@ int wait_any(int count, MPI_Request* requests, int* index, MPI_Status* status) {
 
 int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses,
               double waited) {
+  *done = kUnwritten;
   const int status =
       library().Testsome(count, Others(count, requests).get(), done, indices, statuses);
-  if (status != MPI_SUCCESS) return status;
+  if (status != MPI_SUCCESS || *done == kUnwritten) return status;
   Failures failures;
   int ours = 0;
   const int others = *done == MPI_UNDEFINED ? 0 : *done;
@@ -640,13 +664,13 @@ int free_request(MPI_Request* request) {
   Handle* const handle = request ? find(*request) : nullptr;
   if (!handle) return library().Request_free(request);
   *request = MPI_REQUEST_NULL;
-  --requests_held;
   if (is_under_way(*handle)) {
     // It comes to its end all the same. Its handle is not used again before.
     const std::lock_guard lock(shelf().lock);
     shelf().orphans.push_back(handle);
     ++orphans_held;
   } else {
+    --requests_held;
     dismiss(*handle);
     give_back(handle);
   }
@@ -662,7 +686,10 @@ int cancel(MPI_Request* request) {
 int get_status(MPI_Request request, int* flag, MPI_Status* status) {
   MPI_Request* its = &request;
   Handle* const handle = find_task(its);
-  if (!handle) return library().Request_get_status(*its, flag, status);
+  if (!handle) {
+    Background::progress_all();
+    return library().Request_get_status(*its, flag, status);
+  }
   *flag = !handle->is_active || handle->task().is_done();
   if (!*flag) {
     Background::progress_all();
@@ -710,11 +737,12 @@ int get_status_any(int count, const MPI_Request* requests, int* index, int* flag
 
 int get_status_some(int count, const MPI_Request* requests, int* done, int* indices,
                     MPI_Status* statuses) {
+  *done = kUnwritten;
   const int status =
       library().call(Entry::Request_get_status_some, static_cast<Word>(count),
                      to_word(Others(count, const_cast<MPI_Request*>(requests)).get()),  // NOLINT
                      to_word(done), to_word(indices), to_word(statuses));
-  if (status != MPI_SUCCESS) return status;
+  if (status != MPI_SUCCESS || *done == kUnwritten) return status;
   int result = MPI_SUCCESS, ours = 0;
   const int others = *done == MPI_UNDEFINED ? 0 : *done;
   const bool are_any_pending = look_at(count, requests, 0, [&](int i, Handle& handle) {
@@ -745,6 +773,7 @@ void end_requests() noexcept {
       } catch (const std::exception&) {
         // Nobody is left who could hear of it.
       }
+      --requests_held;
       dismiss(*handle);
       give_back(handle);
     }
@@ -766,7 +795,8 @@ void end_requests() noexcept {
 
 void forget_requests() noexcept {
   try {
-    requests_held = 0;
+    // The MPI's own, of staged_requests.cpp, may be a session's: then it may count too many.
+    if (open_sessions == 0) requests_held = 0;
     orphans_held = 0;
     {
       const std::lock_guard lock(shelf().lock);

@@ -15,9 +15,11 @@ namespace trib::mpi {
 /// are not seen here: the requests have to be the MPI's.
 extern constinit thread_local bool is_passed_by_f08;
 
-/// Requests of ours that the program holds. While there are none, every call goes straight to the
-/// MPI.
+/// Requests of ours that the program holds, or has freed while they were active: calls that wait
+/// drive these, too. While there are none, every call goes straight to the MPI.
 extern std::atomic<int> requests_held;
+/// Those that it has freed, of them.
+extern std::atomic<int> orphans_held;
 
 /// Nonblocking. `original(call)` makes the call in the MPI.
 template <class Original>
@@ -52,7 +54,11 @@ int get_status_some(int count, const MPI_Request* requests, int* done, int* indi
                     MPI_Status* statuses);
 
 /// Puts away what was freed while it was active and has come to its end since.
-void sweep();
+void sweep_slowly();
+inline void sweep() {
+  if (orphans_held.load(std::memory_order_relaxed) > 0) [[unlikely]]
+    sweep_slowly();
+}
 /// Before MPI ends: completes what was freed while it was active, and gives the handles back that
 /// the program does not hold.
 void end_requests() noexcept;
@@ -61,8 +67,9 @@ void forget_requests() noexcept;
 
 // --------------------------------------------------------------------------------- implementation
 
-/// Says once that requests on `member` are the MPI's.
-void warn_of_passing_by(const Member& member);
+/// Why requests on `member`, which is_passed_by, are the MPI's. Says so once, if the user can mend
+/// it.
+Decline why_passed_by(const Member& member);
 
 /// Takes the call's request in hand. False: the MPI has to make the call.
 bool post(const Call& call, Member& member, const Request& reduction, MPI_Request* request);
@@ -71,6 +78,16 @@ bool prepare(const Call& call, Member& member, const Request& reduction, MPI_Req
 inline void note_declined(const Call& call, Member& member, Decline reason) {
   if (!member.declined && !member.is_passed_by)
     member.communicator->note_declined(call.collective, call.root, call.form, reason);
+}
+
+/// A nonblocking call was left to the MPI for that reason, and the MPI has taken it: a blocking
+/// call is to set up the communicator, or what later ones need there. All ranks have to meet in the
+/// same one, also where arguments were wrong on this rank only.
+inline void ask_unless_ready(Member& member, Decline reason) {
+  if (reason != Decline::not_set_up && reason != Decline::bad_argument) return;
+  if (is_passed_by_f08 || member.is_passed_by || member.has_no_background) return;
+  if (member.declined ? *member.declined == Decline::not_set_up : !member.communicator->can_post())
+    ask_to_settle(member);
 }
 
 template <class Original>
@@ -91,26 +108,27 @@ int post(const Call& call, MPI_Request* request, Original original) {
   try {
     Member* const member = look_up_member(call.comm);
     if (!member || !request) return mpis(call);  // the MPI says what is wrong
-    member->has_used_requests = true;
+    const auto leave = [&](Decline reason) {
+      const int status = leave_request_to_mpi(call, reason, request, mpis);
+      if (status != MPI_SUCCESS) return status;
+      member->has_used_requests = true;
+      ask_unless_ready(*member, reason);
+      return status;
+    };
     if (member->declined && *member->declined != Decline::not_set_up)
-      return leave_request_to_mpi(call, *member->declined, request, mpis);
+      return leave(*member->declined);
     check_usable(*member);
     Request reduction;
-    if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]] {
-      note_declined(call, *member, *reason);
-      return leave_request_to_mpi(call, *reason, request, mpis);
-    }
-    if (is_passed_by_f08) return leave_request_to_mpi(call, Decline::passed_by, request, mpis);
-    if (member->is_passed_by) [[unlikely]] {
-      warn_of_passing_by(*member);
-      return leave_request_to_mpi(call, Decline::passed_by, request, mpis);
-    }
-    if (member->has_no_background) [[unlikely]]
-      return leave_request_to_mpi(call, Decline::no_memory, request, mpis);
-    if (member->declined || !post(call, *member, reduction, request)) [[unlikely]] {
-      ask_to_settle(*member);
-      return leave_request_to_mpi(call, Decline::not_set_up, request, mpis);
-    }
+    if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]]
+      return announced(
+          call, *reason, [&] { note_declined(call, *member, *reason); },
+          [&] { return leave(*reason); });
+    if (is_passed_by_f08) return leave(Decline::passed_by);
+    if (member->is_passed_by) return leave(why_passed_by(*member));
+    if (member->has_no_background) return leave(Decline::no_memory);
+    if (member->declined || !post(call, *member, reduction, request)) [[unlikely]]
+      return leave(Decline::not_set_up);
+    member->has_used_requests = true;
     if (member->communicator->wants_to_settle()) [[unlikely]]
       ask_to_settle(*member);
     member->was_left_to_mpi = false;
@@ -127,24 +145,29 @@ int prepare(const Call& call, MPI_Request* request, Original original) {
     return in_mpi(is_in_mpi, [&] { return original(passed); });
   };
   try {
-    Member* const member = is_job_mixed() ? look_up_member(call.comm) : make_member(call.comm);
+    Member* const member = look_up_member(call.comm);
     if (!member || !request) return mpis(call);  // the MPI says what is wrong
-    member->has_used_requests = true;
+    const auto leave = [&](Decline reason) {
+      const int status = leave_request_to_mpi(call, reason, request, mpis);
+      if (status == MPI_SUCCESS) member->has_used_requests = true;
+      return status;
+    };
+    if (member->declined == Decline::not_set_up && !is_job_mixed()) {
+      if (const auto reason = refusal_before_set_up(call, *member)) return leave(*reason);
+      make_member(call.comm);
+    }
     if (member->declined && *member->declined != Decline::not_set_up)
-      return leave_request_to_mpi(call, *member->declined, request, mpis);
+      return leave(*member->declined);
     check_usable(*member);
     Request reduction;
-    if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]] {
-      note_declined(call, *member, *reason);
-      return leave_request_to_mpi(call, *reason, request, mpis);
-    }
-    if (is_passed_by_f08) return leave_request_to_mpi(call, Decline::passed_by, request, mpis);
-    if (member->is_passed_by) [[unlikely]] {
-      warn_of_passing_by(*member);
-      return leave_request_to_mpi(call, Decline::passed_by, request, mpis);
-    }
-    if (!prepare(call, *member, reduction, request))
-      return leave_request_to_mpi(call, Decline::no_memory, request, mpis);
+    if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]]
+      return announced(
+          call, *reason, [&] { note_declined(call, *member, *reason); },
+          [&] { return leave(*reason); });
+    if (is_passed_by_f08) return leave(Decline::passed_by);
+    if (member->is_passed_by) return leave(why_passed_by(*member));
+    if (!prepare(call, *member, reduction, request)) return leave(Decline::no_memory);
+    member->has_used_requests = true;
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
     return raise(call.comm, error, is_in_mpi);

@@ -263,7 +263,7 @@ void sweep_staged() noexcept {
   all.records.insert(all.records.end(), taken.begin(), taken.end());
 }
 
-void end_staged() noexcept {
+void end_staged(bool are_all) noexcept {
   sweep_staged();
   Orphans& all = orphans();
   const std::lock_guard lock(all.mutex);
@@ -271,7 +271,7 @@ void end_staged() noexcept {
   for (Record* const record : all.records) mpi::free_request(&record->request);
   all.records.clear();
   all.count = 0;
-  records->clear();
+  if (are_all) records->clear();
 }
 
 namespace staged {

@@ -11,8 +11,8 @@ namespace trib::mpi {
 
 /// Puts away what was freed while it was active and has come to its end since.
 void sweep_staged() noexcept;
-/// Before MPI ends.
-void end_staged() noexcept;
+/// Before MPI, or its world, ends. `are_all`: nothing of a session is left either.
+void end_staged(bool are_all) noexcept;
 
 namespace staged {
 

@@ -224,24 +224,79 @@ class NotHereError(Exception):
     """A check that this machine cannot do, and why."""
 
 
+def kill_on_gpus(context: Context, cases: list[tuple[int, str]]) -> None:
+    """After kill -9 of a rank its peers get an error within two seconds, and the GPU is free."""
+    longest = 0
+    for number, (ranks, arguments) in enumerate(cases):
+        with tempfile.TemporaryDirectory() as folder:
+            told = Path(folder) / "told"
+            told.touch()
+            # The launcher watches the shell, or else it would kill the other ranks as well.
+            script = (
+                f"{context.program('gpu_killed')} {arguments}; s=$?; [ $s = 77 ] && exit 77; [ $s = 0 ] && echo fine >>{told}; "
+                f"for i in $(seq 100); do [ $(wc -l <{told}) -ge {ranks - 1} ] && exit 0; sleep 0.1; done"
+            )
+            result = context.run(ranks, ["sh", "-c", script], timeout=60)
+        if "skipped: " in result.output:
+            if number > 0:  # too many ranks for the GPUs that are here
+                continue
+            raise NotHereError(result.output[result.output.index("skipped: ") :].splitlines()[0])
+        noticed = re.findall(r"rank \d+: noticed after (\d+) ms", result.output)
+        expect(len(noticed) == ranks - 1, f"{ranks} ranks, {arguments}:\n{result.output}")
+        longest = max(longest, *map(int, noticed))
+    print(f"deaths checked: noticed after {longest} ms at most")
+
+
 def gpu_killed(context: Context) -> None:
-    """After kill -9 of a rank in reductions of GPU buffers its peers get an error, and the GPU is free."""
-    cases = [(2, "10"), (2, "300000"), (4, "10"), (4, "300000"), (7, "3000")]
+    """In blocking reductions of GPU buffers. Rank 0 leads the ranks that share its GPU."""
+    cases = [(2, "10"), (2, "300000"), (2, "300000 first"), (4, "10 first"), (4, "300000")]
+    cases += [(7, "3000"), (7, "3000 first")]
     cases += [
         (ranks, count + " inside")
         for ranks in (2, 4, 5)
-        for count in ("10", "3000000", "3000000", "3000000")
+        for count in ("10", "3000000", "3000000", "3000000 first")
     ]
     cases += [(ranks, "8000000 inside reduce") for ranks in (2, 3, 4)]
-    for ranks, arguments in cases:
-        # The launcher watches the shell, or else it would kill the other ranks as well.
-        script = (
-            f"{context.program('gpu_killed')} {arguments}; [ $? = 77 ] && exit 77; sleep 3; exit 0"
-        )
-        result = context.run(ranks, ["sh", "-c", script], timeout=60)
-        if "skipped: " in result.output:
-            raise NotHereError(result.output[result.output.index("skipped: ") :].splitlines()[0])
-        expect(len(re.findall(r"rank \d+: noticed after", result.output)) == ranks - 1, result)
+    cases += [(ranks, "8000000 inside reduce first") for ranks in (2, 4)]
+    kill_on_gpus(context, cases)
+
+
+def gpu_killed_requests(context: Context) -> None:
+    """In nonblocking and persistent ones."""
+    kill_on_gpus(
+        context,
+        [
+            (ranks, f"{words} {form}")
+            for form in ("nonblocking", "persistent")
+            for ranks, words in (
+                (2, "10"),
+                (2, "300000 first"),
+                (2, "3000000 inside"),
+                (2, "3000000 inside first"),
+                (4, "300000"),
+                (4, "10 inside first"),
+                (4, "3000000 inside first"),
+            )
+        ],
+    )
+
+
+def gpu_killed_stream(context: Context) -> None:
+    """In those on a stream."""
+    kill_on_gpus(
+        context,
+        [
+            (ranks, words + " stream")
+            for ranks in (2, 3, 4)
+            for words in (
+                "10",
+                "300000 first",
+                "10 inside",
+                "3000000 inside",
+                "3000000 inside first",
+            )
+        ],
+    )
 
 
 def tuning(context: Context) -> None:
@@ -401,7 +456,7 @@ def full_shm(context: Context) -> None:
 
 
 CHECKS: dict[str, Callable[[Context], None]] = {
-    function.__name__: function
+    function.__name__.replace("gpu_killed_", "gpu_killed-"): function
     for function in (
         inert,
         bind_now,
@@ -413,6 +468,8 @@ CHECKS: dict[str, Callable[[Context], None]] = {
         time_limit,
         killed,
         gpu_killed,
+        gpu_killed_requests,
+        gpu_killed_stream,
         tuning,
         alone,
         tool_in_front,

@@ -24,7 +24,10 @@ bool can_map() {
   static const bool result = [] {
     const char* const p2p = std::getenv("TRIB_P2P");
     if (!is_served_here() || (p2p != nullptr && std::string(p2p) == "off")) return false;
-    const int gpus = std::min(size, Gpu::get().count());
+    // Of GPUs that this process does not see it cannot ask, but it maps their memory all the same.
+    int seen = 0;
+    CHECK(Gpu::get().call("cuDeviceGetCount", &seen) == 0, "");
+    const int gpus = std::min({size, Gpu::get().count(), seen});
     for (int a = 0; a < gpus; ++a)
       for (int b = 0; b < gpus; ++b) {
         int can = 1, one = 0, other = 0;
@@ -232,11 +235,11 @@ std::string repeated_sums(unsigned* data, std::size_t count, MPI_Comm comm = MPI
 /// By default: some sizes, and buffers that are aligned.
 void by_default() {
   if (is_always || is_results) return;
-  auto* const data = static_cast<unsigned*>(Gpu::get().allocate(1 << 21));
-  std::string by = repeated_sums(data, 1 << 18);
-  CHECK(is_of_mapped(by) == can_map(), "1 MiB: by %s", by.c_str());
-  by = repeated_sums(data + 1, 1 << 18);
-  CHECK(!is_of_mapped(by), "1 MiB, not aligned: by %s", by.c_str());
+  auto* const data = static_cast<unsigned*>(Gpu::get().allocate(5 << 20));
+  std::string by = repeated_sums(data, 1 << 20);
+  CHECK(is_of_mapped(by) == can_map(), "4 MiB: by %s", by.c_str());
+  by = repeated_sums(data + 1, 1 << 20);
+  CHECK(!is_of_mapped(by), "4 MiB, not aligned: by %s", by.c_str());
   by = repeated_sums(data, 16);
   CHECK(!is_of_mapped(by), "64 bytes: by %s", by.c_str());
   Gpu::get().free(data);
@@ -247,7 +250,7 @@ void come_and_go() {
   constexpr int kRounds = 300;
   int on_mapped = 0;
   for (int round = 0; round < kRounds; ++round) {
-    const auto count = static_cast<std::size_t>(262144 + choose(100000));
+    const auto count = static_cast<std::size_t>((1 << 20) + choose(100000));
     auto* const data = static_cast<unsigned*>(Gpu::get().allocate(count * sizeof(unsigned)));
     on_mapped += is_of_mapped(repeated_sums(data, count)) ? 1 : 0;
     Gpu::get().free(data);
@@ -294,7 +297,7 @@ void pieces() {
   const auto check = [](const std::string& by, bool is_expected, const char* what) {
     CHECK(is_of_mapped(by) == (is_expected && can_map()), "%s: by %s", what, by.c_str());
   };
-  MappedMemory memory(kPieces, 2 << 20, MappedMemory::kFile);
+  MappedMemory memory(kPieces, 8 << 20, MappedMemory::kFile);
   const std::size_t each = memory.piece_bytes() / sizeof(unsigned);
   auto* const data = static_cast<unsigned*>(memory.data());
   check(repeated_sums(data, each / 2), true, "a part of a piece");
@@ -307,10 +310,10 @@ void pieces() {
     const std::size_t first = static_cast<std::size_t>(choose(3)) * each + 4;
     check(repeated_sums(data + first, each + each / 2), true, "a piece was replaced");
   }
-  MappedMemory without(2, 2 << 20, MappedMemory::kNoHandle);
+  MappedMemory without(2, 8 << 20, MappedMemory::kNoHandle);
   check(repeated_sums(static_cast<unsigned*>(without.data()), each), false, "no handle");
   // On one rank only, and a buffer in more pieces than go with a letter.
-  MappedMemory other(2, 2 << 20, rank == 0 ? MappedMemory::kNoHandle : MappedMemory::kFile);
+  MappedMemory other(2, 8 << 20, rank == 0 ? MappedMemory::kNoHandle : MappedMemory::kFile);
   check(repeated_sums(static_cast<unsigned*>(other.data()), each), false, "no handle on rank 0");
   MappedMemory many(70, 1, MappedMemory::kFile);
   if (many.piece_bytes() <= (2 << 20) && is_always)
@@ -324,7 +327,7 @@ void pieces() {
 /// Memory that has no handle, and other memory than the GPU's, on one rank at a time.
 void not_everywhere() {
   Gpu& gpu = Gpu::get();
-  constexpr std::size_t kCount = 300000;
+  constexpr std::size_t kCount = 1200000;
   void* const no_stream = nullptr;
   for (int round = 0; round < 30; ++round) {
     const int odd_one = round % (size + 1);  // `size`: none
@@ -354,7 +357,7 @@ void not_everywhere() {
 /// What is on its way on the default stream when the call is made, of one rank or of all.
 void on_its_way() {
   Gpu& gpu = Gpu::get();
-  constexpr std::size_t kCount = 500000, kLong = 256u << 20;
+  constexpr std::size_t kCount = 800000, kLong = 256u << 20;
   const auto address = [](void* memory) { return reinterpret_cast<unsigned long long>(memory); };
   void* const no_stream = nullptr;
   void* const load = gpu.allocate(kLong);
@@ -385,7 +388,7 @@ void mixture() {
   const MPI_Comm comms[] = {MPI_COMM_WORLD, again, turned};
   constexpr const char* kCollectives[] = {"allreduce", "allreduce", "reduce", "reduce_scatter"};
   for (int round = 0; round < 600; ++round) {
-    constexpr int kCounts[] = {1, 7, 256, 2000, 30000, 262144, 400000};
+    constexpr int kCounts[] = {1, 7, 256, 2000, 30000, 262144, 1200000};
     Call call;
     call.collective = kCollectives[choose(4)];
     call.count = static_cast<std::size_t>(kCounts[choose(7)]);
@@ -403,7 +406,7 @@ void mixture() {
 /// Buffers that stay, with short calls in between: nothing is looked up anew.
 void again_and_again() {
   Gpu& gpu = Gpu::get();
-  constexpr std::size_t kCount = 200000;
+  constexpr std::size_t kCount = 600000;
   auto* const data = static_cast<int*>(gpu.allocate(kCount * 4));
   const std::vector<int> ones(kCount, 1);
   for (int series = 0; series < 70; ++series) {

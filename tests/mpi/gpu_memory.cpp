@@ -122,21 +122,34 @@ void huge() {
   gpu.free(memory);
 #if MPI_VERSION >= 4
   const std::size_t bytes = (std::size_t{1} << 31) + 24;
-  unsigned char* const many = static_cast<unsigned char*>(gpu.allocate(bytes));
-  CHECK(gpu.call("cuMemsetD8_v2", reinterpret_cast<unsigned long long>(many),
-                 static_cast<unsigned char>(1 << (rank % 8)), bytes) == 0,
-        "");
-  CHECK(MPI_Allreduce_c(MPI_IN_PLACE, many, static_cast<MPI_Count>(bytes), MPI_UNSIGNED_CHAR,
-                        MPI_BOR, MPI_COMM_WORLD) == MPI_SUCCESS,
-        "2^31 + 24 bytes");
-  unsigned char expected = 0;
-  for (int r = 0; r < size; ++r) expected = static_cast<unsigned char>(expected | 1 << (r % 8));
-  std::vector<unsigned char> host(1 << 20);
-  for (const std::size_t at : {std::size_t{0}, bytes / 2, bytes - host.size()}) {
-    gpu.copy(host.data(), many + at, host.size());
-    for (std::size_t i = 0; i < host.size(); ++i)
-      CHECK(host[i] == expected, "2^31 + 24 bytes: byte %zu", at + i);
+  auto* const many = static_cast<std::uint8_t*>(gpu.allocate(bytes));
+  // The length of the pattern is prime: what lies a power of two off is something else.
+  constexpr std::size_t kPattern = 16777213;
+  const auto pattern = [](int r) {
+    std::vector<std::uint8_t> values(kPattern);
+    for (std::size_t i = 0; i < kPattern; ++i)
+      values[i] = static_cast<std::uint8_t>(i * 2654435761u >> (8 + r % 8));
+    return values;
+  };
+  const auto for_each_piece = [&](auto&& work) {
+    for (std::size_t at = 0; at < bytes; at += kPattern) work(at, std::min(kPattern, bytes - at));
+  };
+  std::vector<std::uint8_t> host = pattern(rank), expected(kPattern);
+  for_each_piece([&](std::size_t at, std::size_t size_of_it) {
+    gpu.copy(many + at, host.data(), size_of_it);
+  });
+  for (int r = 0; r < size; ++r) {
+    const std::vector<std::uint8_t> values = pattern(r);
+    for (std::size_t i = 0; i < kPattern; ++i) expected[i] ^= values[i];
   }
+  CHECK(MPI_Allreduce_c(MPI_IN_PLACE, many, static_cast<MPI_Count>(bytes), MPI_UNSIGNED_CHAR,
+                        MPI_BXOR, MPI_COMM_WORLD) == MPI_SUCCESS,
+        "2^31 + 24 bytes");
+  for_each_piece([&](std::size_t at, std::size_t size_of_it) {
+    gpu.copy(host.data(), many + at, size_of_it);
+    for (std::size_t i = 0; i < size_of_it; ++i)
+      CHECK(host[i] == expected[i], "2^31 + 24 bytes: byte %zu", at + i);
+  });
   gpu.free(many);
 #endif
 }

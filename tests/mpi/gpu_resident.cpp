@@ -4,6 +4,7 @@
 // between, buffers that move, values that arrive on the default stream, a thread that synchronises
 // the device: whoever serves a call, its result has to be right. With TRIB_DEFAULT_STREAM=ignore,
 // this program synchronises.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -186,6 +187,42 @@ void synchronised_by_another_thread() {
   gpu.free(out);
 }
 
+/// A kernel that lingers keeps a synchronisation of the device waiting no longer than the setting
+/// says: right after reductions that it has served, again and again.
+void synchronisations_end(double linger) {
+  if (Gpu::get().count() < size) return;  // the GPU takes processes in turns, of milliseconds
+  Gpu& gpu = Gpu::get();
+  constexpr int kCount = 16, kTimes = 2000, kCalls = 4;
+  constexpr double kMostOfMedian = 100, kMostOfLongest = 20000;  // microseconds beyond `linger`
+  auto* const in = static_cast<float*>(gpu.allocate(kCount * 4));
+  auto* const out = static_cast<float*>(gpu.allocate(kCount * 4));
+  std::vector<float> host(kCount, static_cast<float>(rank + 1));
+  gpu.copy(in, host.data(), kCount * 4);
+  CHECK(gpu.call("cuCtxSynchronize") == 0, "");
+  std::vector<double> waits;
+  for (int i = 0; i < kTimes; ++i) {
+    for (int call = 0; call < kCalls; ++call)
+      CHECK(MPI_Allreduce(in, out, kCount, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD) == MPI_SUCCESS, "");
+    const auto begin = std::chrono::steady_clock::now();
+    CHECK(gpu.call("cuCtxSynchronize") == 0, "");
+    const std::chrono::duration<double, std::micro> waited =
+        std::chrono::steady_clock::now() - begin;
+    if (i >= kTimes / 10) waits.push_back(waited.count());  // the first ones load kernels
+  }
+  std::sort(waits.begin(), waits.end());
+  const double median = waits[waits.size() / 2], longest = waits.back();
+  std::printf("rank %d: synchronisations of the device took %.0f us (median), %.0f us (longest)\n",
+              rank, median, longest);
+  std::fflush(stdout);
+  CHECK(median <= linger + kMostOfMedian, "%.0f us, lingering for %.0f us", median, linger);
+  CHECK(longest <= linger + kMostOfLongest, "%.0f us, lingering for %.0f us", longest, linger);
+  gpu.copy(host.data(), out, kCount * 4);
+  for (const float sum : host)
+    CHECK(sum == static_cast<float>(size * (size + 1) / 2), "%g", static_cast<double>(sum));
+  gpu.free(in);
+  gpu.free(out);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -196,6 +233,7 @@ int main(int argc, char** argv) {
   const char* const linger = std::getenv("TRIB_RESIDENT");
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 20000;
   if (size > 1) scatter(rounds / 10);
+  if (size > 1 && linger) synchronisations_end(std::atof(linger));
   if (size > 1) synchronised_by_another_thread();
   if (size > 1) mixture(rounds, linger ? std::atof(linger) : 20, argc > 2);
   if (rank == 0) std::printf("%d calls checked\n", size > 1 ? rounds : 0);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Two threads, each with a communicator of its own, reduce GPU buffers at once: whichever order the
 // calls take on each GPU, none waits for ever (CUDA_DEVICE_MAX_CONNECTIONS=1 makes that hardest).
-// And whichever context is current in a thread that calls, or none, is current afterwards.
+// And whichever context is current in a thread that calls, or none, is current afterwards; and the
+// CUDA runtime's last error, where there is a runtime, is what it was.
 #include <algorithm>
 #include <thread>
 #include <vector>
@@ -92,6 +93,64 @@ void contexts_stay(void* own) {
   CHECK(gpu.call("cuCtxSetCurrent", own) == 0, "");
 }
 
+/// An error that the program has yet to ask for.
+void last_error_stays(void* own) {
+  void* runtime = nullptr;
+  for (const char* const name : {"libcudart.so.13", "libcudart.so.12", "libcudart.so"})
+    if (runtime == nullptr) runtime = dlopen(name, RTLD_NOW);
+  if (runtime == nullptr) {
+    if (world_rank() == 0) std::printf("no CUDA runtime here, whose last error could be lost\n");
+    return;
+  }
+  const auto set_device = reinterpret_cast<int (*)(int)>(dlsym(runtime, "cudaSetDevice"));
+  const auto get_last_error = reinterpret_cast<int (*)()>(dlsym(runtime, "cudaGetLastError"));
+  CHECK(set_device != nullptr && get_last_error != nullptr, "");
+  get_last_error();
+  const int size = world_size();
+  MPI_Op op;
+  MPI_Op_create(take_last, 0, &op);
+  Gpu& gpu = Gpu::get();
+  for (const int count : {3, 5000, 1000000}) {
+    auto* const in = static_cast<float*>(gpu.allocate(static_cast<std::size_t>(count * size) * 4));
+    auto* const out = static_cast<float*>(gpu.allocate(static_cast<std::size_t>(count * size) * 4));
+    std::vector<float> host(static_cast<std::size_t>(count * size), 1);
+    const auto expect = [&](const char* call, auto&& make) {
+      const int provoked = set_device(9999);
+      CHECK(provoked != 0, "there is no such device");
+      CHECK(gpu.call("cuCtxSetCurrent", own) == 0, "");
+      make();
+      const int found = get_last_error();
+      CHECK(found == provoked, "%s of %d: the last error is %d, not %d", call, count, found,
+            provoked);
+      CHECK(get_last_error() == 0, "it was not taken away");
+      make();
+      const int none = get_last_error();
+      CHECK(none == 0, "%s of %d: leaves error %d", call, count, none);
+    };
+    expect("MPI_Allreduce",
+           [&] { MPI_Allreduce(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); });
+    expect("MPI_Allreduce of host memory", [&] {
+      float mine = 1, all = 0;
+      MPI_Allreduce(&mine, &all, 1, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    });
+    expect("a staged MPI_Allreduce", [&] {
+      MPI_Allreduce(world_rank() == 0 ? host.data() : in, out, count, MPI_FLOAT, MPI_SUM,
+                    MPI_COMM_WORLD);
+    });
+    expect("MPI_Iallreduce", [&] {
+      MPI_Request request;
+      MPI_Iallreduce(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
+      MPI_Wait(&request, MPI_STATUS_IGNORE);
+    });
+    expect("MPI_Allreduce with an operator of the program's",
+           [&] { MPI_Allreduce(in, out, count, MPI_FLOAT, op, MPI_COMM_WORLD); });
+    expect("MPI_Bcast", [&] { MPI_Bcast(out, count, MPI_FLOAT, 0, MPI_COMM_WORLD); });
+    gpu.free(in);
+    gpu.free(out);
+  }
+  MPI_Op_free(&op);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -102,6 +161,7 @@ int main(int argc, char** argv) {
   void* context = nullptr;
   CHECK(Gpu::get().call("cuCtxGetCurrent", &context) == 0, "");
   contexts_stay(context);
+  last_error_stays(context);
   std::vector<MPI_Comm> comms(2);
   for (MPI_Comm& comm : comms) MPI_Comm_dup(MPI_COMM_WORLD, &comm);
   std::vector<std::thread> threads;

@@ -616,7 +616,7 @@ void all_types() {
 }
 
 /// Sums that round: every rank has the same bits, the same in a second run, and with
-/// TRIB_DETERMINISM=order those of a left fold over the ranks.
+/// TRIB_DETERMINISM=order those of a left fold over the ranks. On the GPU as on the host.
 void rounding() {
   const char* const determinism = std::getenv("TRIB_DETERMINISM");
   const bool is_ordered =
@@ -626,10 +626,23 @@ void rounding() {
     const auto value = [&](int r, std::size_t i) {
       return (scramble(i * 64 + static_cast<std::size_t>(r)) % 100003) / 3.0 - 16000.0;
     };
-    std::vector<double> in(n), first(n), second(n), theirs(n);
-    for (std::size_t i = 0; i < n; ++i) in[i] = value(rank, i);
-    MPI_Allreduce(in.data(), first.data(), count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-    MPI_Allreduce(in.data(), second.data(), count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    std::vector<double> first(n), second(n), theirs(n);
+    Memory in(n * sizeof(double), 0), out(in.length, 0), other_out(in.length, 0);
+    for (std::size_t i = 0; i < n; ++i) {
+      const double element = value(rank, i);
+      std::memcpy(in.data() + i * sizeof element, &element, sizeof element);
+    }
+    const Mirror::Kind kind_of_in = kind_of_buffer(), kind_of_out = kind_of_buffer();
+    {
+      Mirror in_there(in, kind_of_in), out_there(out, kind_of_out);
+      Mirror other_out_there(other_out, kind_of_out);
+      for (Mirror* const to : {&out_there, &other_out_there}) {
+        MPI_Allreduce(in_there.data(), to->data(), count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+        to->fetch();
+      }
+    }
+    std::memcpy(first.data(), out.data(), out.length);
+    std::memcpy(second.data(), other_out.data(), other_out.length);
     if (is_served_here()) CHECK(first == second, "%d doubles: the second run differs", count);
     theirs = first;
     MPI_Bcast(theirs.data(), count, MPI_DOUBLE, size - 1, MPI_COMM_WORLD);

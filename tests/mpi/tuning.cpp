@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Persistent reductions, which may measure first, and after them blocking and nonblocking ones of
 // the same sizes: all must give the same bits. Prints a hash of these on rank 0, so that jobs can
-// be compared. Arguments: a value of the info key trib_tune and one of trib_algorithm, or "-".
+// be compared. Arguments: a value of the info key trib_tune and one of trib_algorithm, or "-"; and
+// "device" for buffers on the GPU, or "own-device" for the same where each rank has one.
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "check.hpp"
+#include "gpu.hpp"
 #include "requests_reduction.hpp"
 
 namespace {
@@ -30,29 +34,66 @@ MPI_Info info_of(int argc, char** argv) {
   return info;
 }
 
-void check(int count, MPI_Info info) {
+/// Numbers on the host, or on the GPU.
+class Numbers {
+ public:
+  Numbers(const std::vector<double>& numbers, bool is_on_gpu) : host_(numbers) {
+    if (!is_on_gpu) return;
+    memory_ = static_cast<double*>(Gpu::get().allocate(bytes()));
+    Gpu::get().copy(memory_, host_.data(), bytes());
+  }
+  ~Numbers() {
+    if (memory_ != nullptr) Gpu::get().free(memory_);
+  }
+  Numbers(const Numbers&) = delete;
+  Numbers& operator=(const Numbers&) = delete;
+
+  double* data() { return memory_ != nullptr ? memory_ : host_.data(); }
+  const std::vector<double>& now() {
+    if (memory_ != nullptr) Gpu::get().copy(host_.data(), memory_, bytes());
+    return host_;
+  }
+
+ private:
+  std::size_t bytes() const { return host_.size() * sizeof(double); }
+
+  std::vector<double> host_;
+  double* memory_ = nullptr;
+};
+
+void check(int count, MPI_Info info, bool is_on_gpu) {
   const auto size = static_cast<std::size_t>(count);
   // Sums of these are rounded, and differently in a different order.
-  std::vector<double> in(size), before, out(size, -1), again(size, -1);
-  for (std::size_t i = 0; i < size; ++i)
-    in[i] =
-        1.0 / static_cast<double>(1 + i * 7 % 1000 + 13 * static_cast<std::size_t>(world_rank()));
-  before = in;
+  const auto value = [](int r, std::size_t i) {
+    return 1.0 / static_cast<double>(1 + i * 7 % 1000 + 13 * static_cast<std::size_t>(r));
+  };
+  std::vector<double> before(size);
+  const std::vector<double> nothing(size, -1);
+  for (std::size_t i = 0; i < size; ++i) before[i] = value(world_rank(), i);
+  Numbers in(before, is_on_gpu), out(nothing, is_on_gpu), again(nothing, is_on_gpu);
   MPI_Request request = MPI_REQUEST_NULL;
   MPI_Allreduce_init(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, info,
                      &request);
-  CHECK(in == before && out == std::vector<double>(size, -1), "the buffers were touched");
+  CHECK(in.now() == before && out.now() == nothing, "the buffers were touched");
   for (int start = 0; start < 2; ++start) {
     MPI_Start(&request);
     MPI_Wait(&request, MPI_STATUS_IGNORE);
-    add(out);
+    add(out.now());
   }
   MPI_Request_free(&request);
+  CHECK(in.now() == before, "%d: the input was changed", count);
+  const std::vector<double> result = out.now();
+  for (std::size_t i = 0; i < size; ++i) {
+    double expected = 0;
+    for (int r = 0; r < world_size(); ++r) expected += value(r, i);
+    CHECK(std::fabs(result[i] - expected) < 1e-12, "%d: element %zu is %.17g, not %.17g", count, i,
+          result[i], expected);
+  }
   MPI_Allreduce(in.data(), again.data(), count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-  CHECK(again == out, "%d: a blocking call gives other bits", count);
+  CHECK(again.now() == result, "%d: a blocking call gives other bits", count);
   MPI_Iallreduce(in.data(), again.data(), count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, &request);
   MPI_Wait(&request, MPI_STATUS_IGNORE);
-  CHECK(again == out, "%d: a nonblocking call gives other bits", count);
+  CHECK(again.now() == result, "%d: a nonblocking call gives other bits", count);
 }
 #endif
 
@@ -61,9 +102,16 @@ void check(int count, MPI_Info info) {
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
 #if HAS_PERSISTENT_REDUCTIONS
+  const bool has_own = argc > 3 && std::strcmp(argv[3], "own-device") == 0;
+  const bool is_on_gpu = has_own || (argc > 3 && std::strcmp(argv[3], "device") == 0);
+  if (is_on_gpu) skip_without_gpu();
+  if (has_own) skip_without_gpu_each();
   MPI_Info info = info_of(argc, argv);
-  for (const int count : {1, 100, 1000, 8192, 8192, 100000}) check(count, info);
+  for (const int count : {1, 100, 1000, 8192, 8192, 100000}) check(count, info, is_on_gpu);
+  if (is_on_gpu)
+    for (const int count : {1000000, 100003}) check(count, info, is_on_gpu);
   if (info != MPI_INFO_NULL) MPI_Info_free(&info);
+  if (is_on_gpu && world_rank() == 0) std::printf("buffers on the GPU checked\n");
   if (world_rank() == 0) std::printf("bits %016llx\n", static_cast<unsigned long long>(hash));
 #else
   static_cast<void>(argc);

@@ -2,6 +2,7 @@
 // Reductions that are posted, started, tested and waited for, in every order that is allowed.
 #include "comm/background.hpp"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
 
@@ -14,8 +15,10 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <semaphore>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "backend/segment.hpp"
 #include "support/calls.hpp"
@@ -24,6 +27,27 @@
 #include "support/thread_ranks.hpp"
 
 namespace trib {
+
+/// What a thread does before and after the first diagnosis that it makes.
+struct Pause {
+  std::function<void()> before, after;
+};
+thread_local Pause* next_pause = nullptr;
+
+/// Stands before the library's own.
+void Background::diagnose(const Task& task, int peer) {
+  using Original = void (*)(Background*, const Task&, int);
+  static const auto original =
+      reinterpret_cast<Original>(dlsym(RTLD_NEXT, "_ZN4trib10Background8diagnoseERKNS_4TaskEi"));
+  Pause* const pause = std::exchange(next_pause, nullptr);
+  if (pause) pause->before();
+  // Whatever comes of it.
+  const auto after = std::shared_ptr<void>(nullptr, [&](void*) {
+    if (pause) pause->after();
+  });
+  original(this, task, peer);
+}
+
 namespace {
 
 using test::Call;
@@ -568,6 +592,61 @@ TEST(Background, ThreadsMayFailAtOnce) {
         << errors[0];
     EXPECT_EQ(errors[1], "");
   }
+}
+
+/// Two threads wait for reductions of one lane, and have both looked in vain when the peer comes.
+/// That it is further than they are then proves nothing, though they see it one after the other.
+TEST(Background, ThreadsThatLookTogetherDoNotTakeAPeerForGone) {
+  Config config;
+  config.progress = Config::Progress::calls;
+  constexpr std::size_t kPosts = 9;  // the last one has the first one's lane, as has the fifth
+  std::counting_semaphore<> looked(0), come(0), diagnosed(0), over(0);
+  std::barrier ended(2);
+  Pause of_first{[&] {
+                   looked.release();
+                   come.acquire();
+                 },
+                 [&] {
+                   diagnosed.release();
+                   over.acquire();
+                 }};
+  Pause of_last{[&] {
+                  looked.release();
+                  diagnosed.acquire();
+                },
+                [&] { over.release(); }};
+  const auto body = [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), config);
+    ASSERT_TRUE(communicator.open_background());
+    Call call;
+    call.count = 10;
+    std::vector<Posted> posted(kPosts);
+    const auto post = [&](Posted& one) {
+      one.part = std::make_unique<Part>(call, rank, 2);
+      communicator.post(one.task, one.part->request);
+    };
+    const auto wait = [&](Posted& one, Pause& pause) {
+      next_pause = &pause;
+      EXPECT_NO_THROW(communicator.wait(one.task));
+      EXPECT_EQ(one.part->check(), "");
+    };
+    if (rank == 0) {
+      for (Posted& one : posted) post(one);
+      std::thread first([&] { wait(posted.front(), of_first); });
+      wait(posted.back(), of_last);
+      first.join();
+    } else {
+      looked.acquire();
+      looked.acquire();
+      for (std::size_t i = 0; i + 1 < kPosts; ++i) post(posted[i]);
+      come.release();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      post(posted.back());
+    }
+    for (Posted& one : posted) communicator.wait(one.task);
+    ended.arrive_and_wait();
+  };
+  expect_no_errors(run_ranks(2, body), "together");
 }
 
 /// On two ranks, with a short reduction of its own.

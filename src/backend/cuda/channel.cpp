@@ -492,10 +492,35 @@ bool Channel::is_settled() const {
   return true;
 }
 
-bool Channel::will_settle() const {
-  if (!sharing_ || sharing_->leads() || ignores_default_stream_) return false;
+/// What is enqueued later has nothing to do with it, or a program that never stops enqueuing would
+/// keep the reduction waiting.
+class Channel::Event final : public DeviceChannel::Unsettled {
+ public:
+  explicit Event(CUcontext context) : context_(context) {
+    is_there_ = driver()->cuEventCreate_(&event_, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS &&
+                driver()->cuEventRecord_(event_, CU_STREAM_LEGACY) == CUDA_SUCCESS;
+  }
+  ~Event() override {
+    if (event_ != nullptr) driver()->cuEventDestroy_(event_);
+  }
+  bool is_there() const { return is_there_; }
+  bool is_over() override {
+    const Current current(context_);
+    return driver()->cuEventQuery_(event_) != CUDA_ERROR_NOT_READY;
+  }
+
+ private:
+  const CUcontext context_;
+  CUevent event_ = nullptr;
+  bool is_there_ = false;
+};
+
+std::unique_ptr<DeviceChannel::Unsettled> Channel::unsettled() const {
+  if (!sharing_ || sharing_->leads() || ignores_default_stream_) return nullptr;
   const Current current(context_);
-  return is_default_stream_busy();
+  if (!is_default_stream_busy()) return nullptr;
+  auto event = std::make_unique<Event>(context_);
+  return event->is_there() ? std::move(event) : nullptr;
 }
 
 /// The leader's kernel is ordered behind its own default stream, not behind this rank's.

@@ -51,7 +51,7 @@ class Channel final : public trib::DeviceChannel {
   std::shared_ptr<void> hold(const ShownBuffers& buffers,
                              std::vector<MappedBuffers>& mapped) override;
   bool is_settled() const override;
-  bool will_settle() const override;
+  std::unique_ptr<Unsettled> unsettled() const override;
   void wait_until_settled() const override;
   void tidy_up() override;
   void look_ahead() override;
@@ -67,6 +67,7 @@ class Channel final : public trib::DeviceChannel {
   friend class LocalProgram;
   friend class MappedProgram;
   friend class Simulation;  // tests/simulation: makes channels without GPUs
+  class Event;
   struct Peer {
     CUdeviceptr inbox = 0;
     bool is_mapped = false;  // from another process

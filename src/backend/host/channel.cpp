@@ -343,6 +343,47 @@ void Channel::diagnose(int blocked_on, std::uint64_t position) {
   } else {
     suspect_ = -1;
   }
+  check_order(blocked_on);
+}
+
+void Channel::show_posts(std::uint64_t posts) {
+  // Release: pairs with the acquires in check_order(); who sees this one sees all calls before it.
+  peers_[rank_].control->state.posts.store(posts, std::memory_order_release);
+}
+
+/// Of two ranks with the same calls and posts in the same order, the one that is behind in one kind
+/// cannot be ahead in the other.
+void Channel::check_order(int peer) const {
+  if (peer < 0) return;
+  struct Made {
+    std::uint64_t calls, posts;
+  };
+  constexpr auto acquire = std::memory_order_acquire;
+  const State &own = peers_[rank_].control->state, &its = peers_[peer].control->state;
+  // At some moment it was both: another thread may go on.
+  Made mine{0, own.posts.load(acquire)};
+  for (bool is_still = false; !is_still;) {
+    mine.calls = own.call.load(acquire);
+    const std::uint64_t posts = own.posts.load(acquire);
+    is_still = posts == mine.posts;
+    mine.posts = posts;
+  }
+  // What is read first is to be more than ours: when it became that, the other was not more than
+  // what is read then.
+  Made theirs;
+  theirs.posts = its.posts.load(acquire);
+  theirs.calls = its.call.load(acquire);
+  if (theirs.posts <= mine.posts || theirs.calls >= mine.calls) {
+    theirs.calls = its.call.load(acquire);
+    theirs.posts = its.posts.load(acquire);
+    if (theirs.calls <= mine.calls || theirs.posts >= mine.posts) return;
+  }
+  const auto describe = [](int rank, const Made& made) {
+    return "rank " + std::to_string(rank) + " has made " + std::to_string(made.posts) +
+           " nonblocking and " + std::to_string(made.calls) + " other calls";
+  };
+  throw Error(Code::argument, "ranks disagree on the order of calls: " + describe(rank_, mine) +
+                                  ", " + describe(peer, theirs));
 }
 
 // Only the rank that we wait for: another may have done its part and ended as it should. If one

@@ -67,7 +67,8 @@ struct alignas(kCacheLine) State {
   std::atomic<std::uint64_t> call;    // number of the call that this rank has entered last
   std::atomic<std::uint32_t> failed;  // set after `why`
   std::atomic<std::uint32_t> has_left;
-  char why[176];
+  std::atomic<std::uint64_t> posts;  // that it has made on other channels
+  char why[168];
 };
 
 struct alignas(kCacheLine) Record {
@@ -123,6 +124,8 @@ class Channel final : public HostChannel {
   void announce(const Signature& signature) override;
   int missing() override;
   void diagnose(int blocked_on, std::uint64_t position) override;
+  void show_posts(std::uint64_t posts) override;
+  void check_order(int peer) const override;
   void check_alive(int blocked_on) override;
   void check_calls() override;
   void check_all_alive() override;
