@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 #include <vector>
 
 #include "bench_cuda.hpp"
@@ -171,7 +172,9 @@ class Info {
 class MpiSide : public Side {
  public:
   MpiSide(const World& world, Mode mode, MpiCaller caller, const Keys& keys = {})
-      : comm_(world.comm), mode_(mode), caller_(caller), keys_(keys) {
+      : MpiSide(world.comm, mode, caller, keys) {}
+  MpiSide(MPI_Comm comm, Mode mode, MpiCaller caller, const Keys& keys)
+      : comm_(comm), mode_(mode), caller_(caller), keys_(keys) {
     last_algorithm_ =
         reinterpret_cast<const char* (*)(MPI_Comm)>(dlsym(RTLD_DEFAULT, "trib_mpi_last_algorithm"));
 #ifndef TRIB_HAS_PERSISTENT
@@ -327,6 +330,47 @@ class OverlappedSide : public MpiSide {
   std::chrono::duration<double> compute_{0};
 };
 
+/// With a setting of its own.
+class SettingSide : public MpiSide {
+ public:
+  SettingSide(const World& world, Mode mode, std::string setting)
+      : SettingSide(duplicate(world.comm), mode, std::move(setting)) {}
+
+  std::string name() const override { return setting_; }
+  std::string library() const override { return setting_; }
+  void finish() override {
+    MpiSide::finish();
+    MPI_Comm_free(&own_comm_);
+  }
+
+ private:
+  SettingSide(MPI_Comm comm, Mode mode, std::string setting)
+      : MpiSide(comm, mode, MpiCaller::tributary, {}),
+        own_comm_(comm),
+        setting_(std::move(setting)) {
+    using Set = int (*)(MPI_Comm, const char*, const char*);
+    const auto set = reinterpret_cast<Set>(dlsym(RTLD_DEFAULT, "trib_mpi_set"));
+    const std::size_t equals = setting_.find('=');
+    MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    const int error = set == nullptr ? MPI_ERR_OTHER
+                                     : set(comm, setting_.substr(0, equals).c_str(),
+                                           setting_.substr(equals + 1).c_str());
+    if (error == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING] = {};
+    int length = 0;
+    PMPI_Error_string(error, text, &length);
+    throw std::invalid_argument("--compare " + setting_ + ": " + text);
+  }
+  static MPI_Comm duplicate(MPI_Comm comm) {
+    MPI_Comm own = MPI_COMM_NULL;
+    MPI_Comm_dup(comm, &own);
+    return own;
+  }
+
+  MPI_Comm own_comm_;
+  const std::string setting_;
+};
+
 /// The host's buffers are page-locked: what someone who cares for speed would do.
 class CopySide : public MpiSide {
  public:
@@ -352,6 +396,10 @@ class CopySide : public MpiSide {
 std::unique_ptr<Side> make_mpi_side(const World& world, Mode mode, MpiCaller caller,
                                     const Keys& keys) {
   return std::make_unique<MpiSide>(world, mode, caller, keys);
+}
+
+std::unique_ptr<Side> make_setting_side(const World& world, Mode mode, const std::string& setting) {
+  return std::make_unique<SettingSide>(world, mode, setting);
 }
 
 std::unique_ptr<Side> make_overlapped_side(const World& world, Mode mode, MpiCaller caller) {

@@ -66,7 +66,9 @@ void read_compare(Options& options, const std::string& text) {
   options.compare_floor = options.compare_registered = options.compare_intel = false;
   if (text == "none") return;
   for (const std::string& library : split(text, ',')) {
-    if (library == "mpi")
+    if (library.find('=') != std::string::npos)
+      options.compare_settings.push_back(library);
+    else if (library == "mpi")
       options.compare_mpi = true;
     else if (library == "intel")
       options.compare_intel = true;
@@ -81,7 +83,8 @@ void read_compare(Options& options, const std::string& text) {
     else
       throw std::invalid_argument(
           "--compare: " + library +
-          " is none of mpi, intel, nccl, blocking, registered, floor, none");
+          " is none of mpi, intel, nccl, blocking, registered, floor, none, "
+          "VARIABLE=VALUE");
   }
 }
 
@@ -110,6 +113,9 @@ void complete(Options& options, const std::optional<std::string>& compare) {
     throw std::invalid_argument(
         "--compare registered: buffers are registered for operations on a stream: --mode stream, "
         "graph");
+  if (!options.compare_settings.empty() && !is_mpi)
+    throw std::invalid_argument("--compare " + options.compare_settings.front() +
+                                ": settings are of MPI's communicators, not of streams");
   if (options.overlap && (!is_mpi || options.mode == Mode::blocking))
     throw std::invalid_argument("--overlap: with --mode nonblocking and persistent only");
   if ((!options.tune.empty() || !options.ways.empty()) && options.mode != Mode::persistent)

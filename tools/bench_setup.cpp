@@ -69,6 +69,8 @@ void Setup::add_sides(const World& world, const Options& options, std::size_t by
       sides.push_back(make_mpi_side(world, options.mode, MpiCaller::tributary));
       if (options.overlap)
         sides.push_back(make_overlapped_side(world, options.mode, MpiCaller::tributary));
+      for (const std::string& setting : options.compare_settings)
+        sides.push_back(make_setting_side(world, options.mode, setting));
       if (options.compare_blocking)
         sides.push_back(make_mpi_side(world, Mode::blocking, MpiCaller::tributary_blocking));
     }

@@ -82,6 +82,8 @@ struct Keys {
 /// std::invalid_argument where the MPI lacks the latter.
 std::unique_ptr<Side> make_mpi_side(const World& world, Mode mode, MpiCaller caller,
                                     const Keys& keys = {});
+/// Tributary on a communicator of its own, with another value of a setting: "TRIB_ENGINE=copy".
+std::unique_ptr<Side> make_setting_side(const World& world, Mode mode, const std::string& setting);
 /// The same, nonblocking or persistent, while its caller computes as long as it takes by itself.
 std::unique_ptr<Side> make_overlapped_side(const World& world, Mode mode, MpiCaller caller);
 /// No library: the least that memory has to move for the call.

@@ -66,10 +66,11 @@ class Result:
     floor: Side | None = None  # the least that memory has to move
     registered: Side | None = None
     intel: Side | None = None
+    settings: dict[str, Side] = field(default_factory=dict)  # by "VARIABLE=VALUE"
 
     @property
     def compared(self) -> dict[str, Side]:
-        """The other libraries, by their names in COMPARED."""
+        """The other libraries, by their names in COMPARED, and Tributary with other settings."""
         sides = {
             "mpi": self.mpi,
             "intel": self.intel,
@@ -77,7 +78,7 @@ class Result:
             "blocking": self.blocking,
             "registered": self.registered,
         }
-        return {name: side for name, side in sides.items() if side}
+        return {name: side for name, side in sides.items() if side} | self.settings
 
     def ratios_to(self, other: str) -> tuple[float, ...]:
         """The other library's time / Tributary's, per repeat: above 1, Tributary is faster."""
@@ -150,6 +151,12 @@ class Result:
             for side in (self.tributary, *self.compared.values(), self.floor)
             if side
         ]
+
+
+def compared_names(results: list[Result]) -> list[str]:
+    """What Tributary is compared with in some of them, in the order of tables."""
+    there = dict.fromkeys(name for result in results for name in result.compared)
+    return [name for name in COMPARED if name in there] + [n for n in there if n not in COMPARED]
 
 
 @dataclass
@@ -384,6 +391,7 @@ def read_result(line: dict[str, Any], begin: dict[str, Any], vendor: str) -> Res
         side("floor", "floor"),
         side("registered", "registered"),
         side("intel", "intel"),
+        {name: its for name in line["sides"] if "=" in name and (its := side(name, name))},
     )
 
 

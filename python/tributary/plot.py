@@ -9,6 +9,7 @@ from typing import Any
 
 OURS, THEIRS, PARITY = "#0b6e8f", "#d1711f", "#6b7280"
 # The libraries compared: colour and marker.
+OTHER_STYLES = (("#b0508f", "<"), ("#4a7fb5", ">"), ("#9a8c3f", "*"))
 STYLES = {
     "mpi": (THEIRS, "s"),
     "intel": ("#8a6d3b", "v"),
@@ -107,7 +108,11 @@ def draw(
     figure, axes = _two_rows(len(panels))
     points = [point for panel in panels for point in panel.points]
     titles = {"mpi": mpi, "nccl": nccl, **(names or {})}
-    libraries = [name for name in STYLES if any(name in point.compared for point in points)]
+    there = dict.fromkeys(name for point in points for name in point.compared)
+    libraries = [name for name in STYLES if name in there] + [n for n in there if n not in STYLES]
+    styles = dict(STYLES)
+    for place, name in enumerate(name for name in libraries if name not in STYLES):
+        styles[name] = OTHER_STYLES[place % len(OTHER_STYLES)]
     known_ratios = [
         other.ratio for point in points for other in point.compared.values() if other.ratio
     ]
@@ -118,8 +123,8 @@ def draw(
         upper, lower = axes[0][column], axes[1][column]
         lines = [
             (
-                titles[name],
-                *STYLES[name],
+                titles.get(name, name),
+                *styles[name],
                 [(p.bytes, p.compared[name].time_us) for p in panel.points if name in p.compared],
             )
             for name in libraries
@@ -157,7 +162,7 @@ def draw(
                 continue
             sizes, middle, low, high = zip(*ratios, strict=True)
             # Several lines have the colours of the libraries that they are ratios to.
-            colour, marker = STYLES[name] if len(libraries) > 1 else (OURS, "o")
+            colour, marker = styles[name] if len(libraries) > 1 else (OURS, "o")
             lower.fill_between(sizes, low, high, color=colour, alpha=0.18, lw=0)
             lower.plot(sizes, middle, color=colour, marker=marker, ms=3.5, lw=1.6)
         lower.set_yscale("log", base=2)

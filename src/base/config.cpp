@@ -294,6 +294,20 @@ Config read_config() {
   return read_config([](const char* name) -> const char* { return std::getenv(name); }, names);
 }
 
+Config with_setting(const Config& config, std::string_view variable, std::string_view value) {
+  for (const Setting& setting : settings()) {
+    if (setting.variable != variable) continue;
+    if (!setting.is_shared)
+      throw Error(Code::argument, std::string(variable) + " is a setting of the process");
+    Config changed = config;
+    if (setting.set(changed, value)) return changed;
+    throw Error(Code::argument, std::string(variable) + "=" + printable(value) +
+                                    ": not one of the accepted values: " + setting.accepted);
+  }
+  throw Error(Code::argument, printable(variable) + ": no such setting (did you mean " +
+                                  std::string(nearest_setting(variable)) + "?)");
+}
+
 std::vector<std::string> differences(const Config& mine, const Config& theirs) {
   std::vector<std::string> lines;
   for (const Setting& setting : settings()) {

@@ -109,6 +109,10 @@ Config read_config(const std::function<const char*(const char*)>& getenv_like,
                    const std::vector<std::string>& names);
 Config read_config();  ///< from the process's environment
 
+/// `config` with another value of a setting that ranks share. Throws Error(Code::argument), as
+/// read_config(), also for settings of the process.
+Config with_setting(const Config& config, std::string_view variable, std::string_view value);
+
 /// Lines that name the shared settings in which `mine` differs from `theirs`.
 std::vector<std::string> differences(const Config& mine, const Config& theirs);
 

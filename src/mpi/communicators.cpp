@@ -13,6 +13,7 @@
 #include "mpi/lifetime.hpp"
 #include "mpi/stats.hpp"
 #include "mpi/translate.hpp"
+#include "tune/select.hpp"
 
 namespace trib::mpi {
 
@@ -139,7 +140,8 @@ std::atomic<bool> is_amid_crowd = false;
 
 void set_up(MPI_Comm comm, Member& member) {
   member.declined.reset();
-  const Config& config = read_settings_once().config;  // the defaults, if there was an error
+  // The defaults, if there was an error.
+  const Config& config = member.config ? *member.config : read_settings_once().config;
   do_or_fail(member, [&] {
     auto bootstrap = std::make_unique<MpiBootstrap>(comm, member.rank, member.size, config.timeout);
     MpiBootstrap* const its_bootstrap = bootstrap.get();
@@ -235,6 +237,26 @@ void settle_slowly(MPI_Comm comm, bool all_meet) noexcept {
   } catch (const std::exception&) {
     // The next reduction reports it, as a call that is ours.
   }
+}
+
+void change_setting(MPI_Comm comm, const char* variable, const char* value) {
+  Member* const member = look_up_member(comm);
+  if (member == nullptr) throw Error(Code::argument, "trib_mpi_set: no communicator");
+  check_usable(*member);
+  const bool has_reduced =
+      member->was_left_to_mpi || member->has_used_requests ||
+      (member->communicator && std::string_view(member->communicator->last_algorithm()) != "none");
+  if (has_reduced) throw Error(Code::argument, "trib_mpi_set: the communicator has reduced before");
+  const Config& before = member->config ? *member->config : settings_of_process();
+  auto config = std::make_unique<Config>(with_setting(before, variable, value));
+  check_choices(*config, member->size);
+  member->config = std::move(config);
+  if (!member->communicator) return;
+  // Such as were prepared when they were made.
+  const bool could_post = member->communicator->can_post();
+  member->communicator.reset();
+  set_up(comm, *member);
+  if (could_post) prepare_background(*member, /*all_meet=*/true);
 }
 
 namespace {

@@ -28,8 +28,9 @@ struct Member {
   MpiBootstrap* bootstrap = nullptr;  ///< the communicator's
   /// Nothing is served here. not_set_up: not yet, see settle().
   std::optional<Decline> declined;
-  std::string failure;           ///< setting it up, or preparing it, went wrong
-  bool was_left_to_mpi = false;  ///< the last call
+  std::string failure;             ///< setting it up, or preparing it, went wrong
+  std::unique_ptr<Config> config;  ///< its own settings; null: those of the process
+  bool was_left_to_mpi = false;    ///< the last call
   /// What the last served call was and came to: the next is often the same. Zero: nothing known.
   unsigned last_generation = 0;
   Call last_call{};
@@ -98,6 +99,10 @@ Member* look_up_member(MPI_Comm comm);
 /// Collective over `comm`: sets it up if that was not done. Null: see look_up_member(). Throws
 /// Error.
 Member* make_member(MPI_Comm comm);
+
+/// Collective over `comm`, which has reduced nothing yet: gives it another value of a setting.
+/// Throws Error.
+void change_setting(MPI_Comm comm, const char* variable, const char* value);
 
 /// Members that want to settle().
 extern std::atomic<int> wanting;

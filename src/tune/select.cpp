@@ -140,9 +140,9 @@ constexpr std::size_t kMostMapped = 2048 * MiB;
 // what stands in for them; but `chain` on streams, where nothing does. Measured on 2026-11-22 with
 // `trib bench COLLECTIVE --memory cuda`, in blocking calls, on streams and in graphs: 2 and 4 H200.
 // docs/results.md has the figures. Two GPUs again on 2026-11-24, where inboxes end and mappings and
-// copy engines begin: 2 H200 and 2 H100. `ordered_chain` has no row: it takes as long as what is there.
-// A single GPU hands nothing over, so packets are of no use there: 2, 4 and 16 ranks on one H200,
-// 2026-11-24.
+// copy engines begin: 2 H200 and 2 H100. `ordered_chain` has no row: it takes as long as what is
+// there. A single GPU hands nothing over, so packets are of no use there: 2, 4 and 16 ranks on one
+// H200, 2026-11-24.
 // clang-format off
 constexpr DeviceRow kDevice[] = {
     {1,    kAll,       "one_shot", false, kAnyBlocks, 4 * KiB},
@@ -401,6 +401,16 @@ Choice select(const Key& key, const Config& config, const Findings* findings) {
     choice.is_packet = false;
   }
   return choice;
+}
+
+void check_choices(const Config& config, int size) {
+  for (int collective = 0; collective < kCollectives; ++collective) {
+    Key key;
+    key.collective = static_cast<Collective>(collective);
+    key.size = size;
+    key.is_widened = true;
+    select(key, config);
+  }
 }
 
 bool is_exact(Dtype dtype) {

@@ -62,6 +62,8 @@ class Findings;
 /// `slice`, `protocol`, `engine`, `map` and `blocks`, and where they say nothing, the findings.
 /// Throws Error(Code::argument) where settings contradict each other or name no algorithm.
 Choice select(const Key& key, const Config& config, const Findings* findings = nullptr);
+/// Throws what select() would, for some reduction over so many ranks.
+void check_choices(const Config& config, int size);
 
 /// For ranks whose buffers lie in memory that all have mapped (Reach::map). Nothing: another way is
 /// asked for by name, or the vector is short, or the bits would not be those that `config`

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Every kind of communicator, many at once, freed in any order, and handles that are used again.
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "check.hpp"
@@ -70,6 +71,45 @@ void reduce_while_freed(int rank) {
   MPI_Comm_free_keyval(&keyval);
 }
 
+/// Of a communicator of its own; wrong ones are errors, and leave it as it was.
+void settings_of_its_own() {
+  const auto set = tributary<int(MPI_Comm, const char*, const char*)>("trib_mpi_set");
+  if (set == nullptr || !is_served_here() || world_size() < 2) return;
+  const auto expect_error = [&](MPI_Comm comm, const char* variable, const char* value,
+                                const char* text) {
+    if (std::getenv("TEST_NO_ERRORS") != nullptr) return;
+    const int status = set(comm, variable, value);
+    CHECK(status != MPI_SUCCESS, "%s=%s", variable, value);
+    CHECK(error_text(status).find(text) != std::string::npos, "%s", error_text(status).c_str());
+  };
+  for (int i = 0; i < 6; ++i) {  // the first ones are prepared when they are made
+    MPI_Comm comm = MPI_COMM_NULL, child = MPI_COMM_NULL;
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    expect_error(comm, "TRIB_ALGORITHM", "magic", "accepted");
+    expect_error(comm, "TRIB_ALGORITM", "ring", "TRIB_ALGORITHM");
+    expect_error(comm, "TRIB_STATS", "1", "setting of the process");
+    CHECK(set(comm, "TRIB_ALGORITHM", i % 2 ? "ring" : "recursive_doubling") == MPI_SUCCESS, "");
+    CHECK(set(comm, "TRIB_SLICE", "4K") == MPI_SUCCESS, "");
+    MPI_Comm_dup(comm, &child);
+    reduce_on(child);
+    CHECK(last_algorithm(child) != (i % 2 ? "ring" : "recursive_doubling"), "");
+    reduce_on(comm);
+    const int one = 1;
+    int sum = 0;
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Iallreduce(&one, &sum, 1, MPI_INT, MPI_SUM, comm, &request);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    CHECK(sum == world_size(), "%d", sum);
+    MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, comm);
+    CHECK(last_algorithm(comm) == (i % 2 ? "ring" : "recursive_doubling"), "%s",
+          last_algorithm(comm).c_str());
+    expect_error(comm, "TRIB_SLICE", "8K", "has reduced before");
+    MPI_Comm_free(&child);
+    MPI_Comm_free(&comm);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -129,6 +169,7 @@ int main(int argc, char** argv) {
   }
 
   reduce_while_freed(rank);
+  settings_of_its_own();
 
   // An intercommunicator: the result comes from the other side.
   if (size >= 2) {

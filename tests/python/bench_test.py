@@ -125,6 +125,12 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--mpi-gpu-aware"): ("--mpi-gpu-aware", "--memory cuda"),
         ("allreduce", "--burst", "0"): ("--burst", "1 or more"),
         ("allreduce", "--compare", "rccl"): ("--compare", "mpi", "none"),
+        ("allreduce", "--compare", "TRIB_STATS=1"): ("--compare", "of the process", "TRIB_SLICE"),
+        ("allreduce", "--compare", "TRIB_SLCE=1"): ("TRIB_SLCE", "TRIB_SLICE"),
+        ("allreduce", "--memory", "cuda", "--mode", "stream", "--compare", "gemv"): (
+            "TRIB_ENGINE=gemv",
+            "through MPI",
+        ),
         ("allreduce", "--compare", "mpi,none"): ("--compare", "none stands alone"),
         ("allreduce", "--compare", "nccl"): ("--compare", "GPU buffers", "--memory cuda", "mpi"),
         ("allreduce", "--compare", "mpi,nccl"): ("--compare nccl", "--memory cuda"),
@@ -539,6 +545,23 @@ def test_intel_is_an_mpi_that_takes_gpu_buffers() -> None:
     assert (job.mpi, job.compare) == ("intel", "mpi,nccl,intel")
     assert job.settings == {"I_MPI_OFFLOAD": "1"}
     assert "--compare mpi,nccl,intel" in " ".join(job.arguments())
+
+
+def test_other_settings_stand_beside(trib: Trib, tmp_path: Path) -> None:
+    built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    file = tmp_path / "x.json"
+    status, out, error = trib(
+        *("bench", "allreduce", "-n", "2", "--mpi", "mpich", "--sizes", "1K", "--batch-ms", "1"),
+        *("--repeats", "2", "--compare", "mpi,TRIB_ALGORITHM=ring,TRIB_SLICE=4K", "--json", file),
+        *("--plot", tmp_path / "x.png"),
+    )
+    assert status == 0, error
+    assert "ring" in out and "Against TRIB_SLICE=4K: " in out
+    rows = {row["library"]: row for row in json.loads(file.read_text())["rows"]}
+    assert rows["TRIB_ALGORITHM=ring"]["algorithm"] == "ring"
+    assert rows["tributary"]["algorithm"] != "ring"
+    assert all(row["wrong"] == 0 for row in rows.values())
 
 
 def test_nccl_is_found_in_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,4 +267,14 @@ TEST(Log, ErrnoIsLeftAsFound) {
 }
 
 }  // namespace
+TEST(Config, OneSettingIsChanged) {
+  const Config before;
+  const Config changed = with_setting(before, "TRIB_SLICE", "4K");
+  EXPECT_EQ(changed.slice, 4096);
+  EXPECT_EQ(differences(changed, before).size(), 1u);
+  EXPECT_THROW(with_setting(before, "TRIB_SLICE", "much"), Error);
+  EXPECT_THROW(with_setting(before, "TRIB_SLCE", "4K"), Error);
+  EXPECT_THROW(with_setting(before, "TRIB_STATS", "1"), Error);  // the process's
+}
+
 }  // namespace trib

@@ -126,7 +126,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="mpi: the MPI's own as well (default), on GPU buffers with copies by hand; intel: Intel MPI's own on GPU buffers; nccl: NCCL, with --memory cuda (default with --mode stream and graph); "
         "blocking: Tributary's blocking call, with --mode nonblocking and persistent; registered: Tributary with a registered "
         "buffer for results, with --mode stream and graph; floor: the time in which all ranks read "
-        "their vectors and write their results, which host memory needs at least; several, as mpi,nccl; none",
+        "their vectors and write their results, which host memory needs at least; VARIABLE=VALUE: Tributary with another setting, on a communicator "
+        "of its own; gemv: short for TRIB_ENGINE=gemv; several, as mpi,nccl; none",
     )
     add(
         "--nccl",
@@ -180,8 +181,19 @@ def _compare(parsed: argparse.Namespace) -> str:
         accepted = ("nccl", "registered", "none")
     elif parsed.mode != "blocking":
         accepted = ("blocking", *accepted)
-    words = value.split(",")
+    words = ["TRIB_ENGINE=gemv" if word == "gemv" else word for word in value.split(",")]
     for word in words:
+        if "=" in word:
+            variable, _, setting = word.partition("=")
+            tree.check_settings({variable: setting})
+            of_ranks = [row["variable"] for row in tree.info()["settings"] if row["is_shared"]]
+            if variable not in of_ranks:
+                raise UserError(
+                    f"--compare {word}: a setting of the process; of a communicator are {', '.join(of_ranks)}"
+                )
+            if not is_mpi:
+                raise UserError(f"--compare {word}: settings are for calls through MPI")
+            continue
         if word == "nccl" and parsed.memory == "host":
             raise UserError(
                 "--compare nccl: NCCL reduces GPU buffers only: add --memory cuda "
@@ -200,7 +212,7 @@ def _compare(parsed: argparse.Namespace) -> str:
         raise UserError(f"--compare {value}: none stands alone")
     if "intel" in words and parsed.mpi not in (None, "intel"):
         raise UserError(f"--compare intel: the job's MPI is another one: --mpi {parsed.mpi}")
-    return value
+    return ",".join(words)
 
 
 def _default_ranks(memory: str) -> int:
@@ -334,7 +346,7 @@ def table(
     made.add_column("bytes", justify="right", no_wrap=True)
     # Of the libraries that are there at any size.
     of_results = {other: _label(r, other) for r in results for other in r.compared}
-    labels = {other: of_results[other] for other in bench.COMPARED if other in of_results}
+    labels = {other: of_results[other] for other in bench.compared_names(results)}
     has_tributary = any(r.tributary for r in results)
     is_plain = all(r.memory == "host" for r in results) and len(labels) == 1
     for other, label in labels.items():
@@ -343,14 +355,19 @@ def table(
             "blocking": "Tributary,\nblocking",
             "registered": "Tributary,\nregistered",
             "intel": f"on GPU buffers\n{mpi_title}",
-        }.get(other, mpi_title)
+            "mpi": mpi_title,
+        }.get(other, "Tributary,\n" + label.replace("=", "=\n"))
         if label == "mpi+copy":
             heading = f"mpi+copy\n{mpi_title}"
         made.add_column(f"{heading}\nus", justify="right", no_wrap=True)
     if has_tributary:
         made.add_column("Tributary\nus", justify="right", no_wrap=True)
         for label in labels.values():
-            heading = "ratio" if is_plain else f"ratio:\n{label} time /\nTributary's"
+            heading = (
+                "ratio"
+                if is_plain
+                else f"ratio:\n{label.replace('=', '=' + chr(10))} time /\nTributary's"
+            )
             made.add_column(heading, justify="right", no_wrap=True)
             if len(labels) == 1:
                 made.add_column("interval", justify="right", no_wrap=True)
@@ -370,8 +387,10 @@ def table(
         made.add_column("floor\nus", justify="right", no_wrap=True)
     if has_floor and has_tributary:
         made.add_column("Tributary's\ntime / floor", justify="right", no_wrap=True)
-    made.add_column("algbw\nGB/s", justify="right", no_wrap=True)
-    made.add_column("busbw\nGB/s", justify="right", no_wrap=True)
+    has_room = len(labels) <= 2
+    if has_room:
+        made.add_column("algbw\nGB/s", justify="right", no_wrap=True)
+        made.add_column("busbw\nGB/s", justify="right", no_wrap=True)
     made.add_column("wrong", justify="right", no_wrap=True)
     made.add_column("algorithm", no_wrap=True)
     for r in results:
@@ -394,8 +413,9 @@ def table(
             cells.append(arguments.time_text(r.floor.time_us) if r.floor else "-")
         if has_floor and has_tributary:
             cells.append(f"{r.floors:.2f}" if r.floors else "-")
-        cells += [f"{r.algbw(side):.2f}", f"{r.busbw(side):.2f}", _wrong_cell(r, side)]
-        made.add_row(*cells, side.algorithm)
+        if has_room:
+            cells += [f"{r.algbw(side):.2f}", f"{r.busbw(side):.2f}"]
+        made.add_row(*cells, _wrong_cell(r, side), side.algorithm)
     return made
 
 
@@ -413,7 +433,7 @@ def verdict(results: list[bench.Result]) -> str:
             return "One rank has nothing to reduce: the MPI served every call."
         return ""
     sentences = []
-    for other in bench.COMPARED:
+    for other in bench.compared_names(results):
         known = [(r, ratio) for r in results if (ratio := r.ratio_to(other)) is not None]
         if not known:
             continue
@@ -497,8 +517,8 @@ def draw(measurement: bench.Measurement, path: Path) -> None:
             "blocking": "its blocking call",
             "registered": "the same with registered buffers",
         }
-        there = {name for r in measurement.results for name in r.compared}
-        compared = " and ".join(names[name] for name in bench.COMPARED if name in there)
+        there = bench.compared_names(measurement.results)
+        compared = " and ".join(names.get(name, name) for name in there)
     plot.draw(
         bench.panels(measurement.results),
         path,
