@@ -410,7 +410,13 @@ CUdeviceptr Exports::open_handle(const CUipcMemHandle& handle) {
   CUresult result = driver_.cuIpcOpenMemHandle_(&base, handle, kLazily);
   if (result == CUDA_ERROR_ALREADY_MAPPED) {
     // What lay there before: its rank took it back from all tables before it showed this.
-    for (Exports* const exports : all().exports) exports->close_taken_back_of_all();
+    for (Exports* const exports : all().exports) {
+      try {
+        exports->close_taken_back_of_all();
+      } catch (const Error&) {
+        // Its context is gone, and its mappings with it.
+      }
+    }
     result = driver_.cuIpcOpenMemHandle_(&base, handle, kLazily);
   }
   return result == CUDA_SUCCESS ? base : 0;
