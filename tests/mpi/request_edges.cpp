@@ -260,6 +260,23 @@ void handler(const std::string& what) {
   CHECK(sum == size * (size + 1) / 2, "%d", sum);
 }
 
+/// Communicators that have settings of their own, set up before or with the first call.
+void settings() {
+  const auto set = tributary<int(MPI_Comm, const char*, const char*)>("trib_mpi_set");
+  if (set == nullptr) return;
+  for (int i = 0; i < 5; ++i) {
+    MPI_Comm comm;
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    CHECK(set(comm, "TRIB_ALGORITHM", "ring") == MPI_SUCCESS, "");
+    for (int k = 0; k < 10; ++k) {
+      reduce_nonblocking_on(comm);
+      reduce_on(comm);
+    }
+    CHECK(last_algorithm(comm) == "ring", "%s", last_algorithm(comm).c_str());
+    MPI_Comm_free(&comm);
+  }
+}
+
 /// Ranks call the blocking and the nonblocking form, so that each waits where the other is not.
 void forms() {
   MPI_Comm comm;
@@ -375,6 +392,8 @@ int main(int argc, char** argv) {
     aliased();
   } else if (what.find("handler") == 0) {
     handler(what);
+  } else if (what == "settings") {
+    settings();
   } else if (what == "forms") {
     forms();
   } else if (what == "first") {
