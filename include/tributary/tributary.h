@@ -118,10 +118,10 @@ int trib_comm_size(const trib_comm* comm);
  * same calls on a communicator in the same order, and those of several communicators in one order,
  * whichever threads make them: a kernel may take all of a GPU while it waits for its peers, and two
  * that are first on one GPU each would keep each other out. May be captured into a CUDA graph and
- * replayed; all ranks then replay alike. The communicator orders calls on different streams, but what graphs
- * replay it does not see: the program orders that, so that no two calls of a communicator are under
- * way at a time. Errors that show at once are returned; those of the device or of peers by
- * trib_comm_query.
+ * replayed; all ranks then replay alike. The communicator orders calls on different streams, but
+ * what graphs replay it does not see: the program orders that, so that no two calls of a
+ * communicator are under way at a time. Errors that show at once are returned; those of the device
+ * or of peers by trib_comm_query.
  *
  * All ranks receive the same bits, and the same in every run on the same layout. */
 
@@ -232,10 +232,10 @@ MPI_Datatype trib_mpi_type(const char* name);
 const char* trib_mpi_last_algorithm(MPI_Comm comm);
 
 /* Collective: gives `comm` a value of its own for a setting that its ranks share, a variable of
- * `trib info settings`, as in trib_mpi_set(comm, "TRIB_DETERMINISM", "order"). Only before the first
- * reduction on it; communicators made from it have the process's settings again. If ranks pass
- * different values rank 0's holds, with a warning. MPI_SUCCESS, or an error as MPI's, through the
- * communicator's error handler, with a text that says what is wrong. */
+ * `trib info settings`, as in trib_mpi_set(comm, "TRIB_DETERMINISM", "order"). Only before the
+ * first reduction on it; communicators made from it have the process's settings again. If ranks
+ * pass different values rank 0's holds, with a warning. MPI_SUCCESS, or an error as MPI's, through
+ * the communicator's error handler, with a text that says what is wrong. */
 int trib_mpi_set(MPI_Comm comm, const char* variable, const char* value);
 
 #endif /* MPI_VERSION */

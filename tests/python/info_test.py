@@ -78,8 +78,8 @@ def test_sections(trib: Trib) -> None:
     for section in names.split(", "):
         status, out, _ = trib("info", section)
         assert status == 0 and out and len(out) < len(whole)
-    status, _, error = trib("info", "setings")
-    assert (status, error) == (2, f"trib info: SECTION: setings is none of {names}\n")
+    status, _, error = trib("info", "settingz")
+    assert (status, error) == (2, f"trib info: SECTION: settingz is none of {names}\n")
     assert list(json.loads(trib("info", "types", "--json")[1])) == ["dtypes", "operators"]
     status, _, error = trib("info", "types", "--markdown")
     assert status == 2 and "--markdown" in error

@@ -3,7 +3,6 @@
 #include "backend/cuda/channel.hpp"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>

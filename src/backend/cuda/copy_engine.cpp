@@ -2,7 +2,6 @@
 #include "backend/cuda/copy_engine.hpp"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <new>
