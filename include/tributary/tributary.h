@@ -234,8 +234,9 @@ const char* trib_mpi_last_algorithm(MPI_Comm comm);
 /* Collective: gives `comm` a value of its own for a setting that its ranks share, a variable of
  * `trib info settings`, as in trib_mpi_set(comm, "TRIB_DETERMINISM", "order"). Only before the
  * first reduction on it; communicators made from it have the process's settings again. If ranks
- * pass different values rank 0's holds, with a warning. MPI_SUCCESS, or an error as MPI's, through
- * the communicator's error handler, with a text that says what is wrong. */
+ * pass different values rank 0's holds, with a warning; one that is refused anywhere changes
+ * nothing. MPI_SUCCESS, or an error as MPI's, through the communicator's error handler, with a text
+ * that says what is wrong. */
 int trib_mpi_set(MPI_Comm comm, const char* variable, const char* value);
 
 #endif /* MPI_VERSION */

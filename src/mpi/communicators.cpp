@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -239,17 +240,45 @@ void settle_slowly(MPI_Comm comm, bool all_meet) noexcept {
   }
 }
 
+namespace {
+
+/// Throws Error.
+std::unique_ptr<Config> changed_config(const Member& member, const char* variable,
+                                       const char* value) {
+  check_usable(member);
+  if (variable == nullptr || value == nullptr)
+    throw Error(Code::argument, "trib_mpi_set: no variable, or no value");
+  const bool has_reduced =
+      member.was_left_to_mpi || member.has_used_requests ||
+      (member.communicator && std::string_view(member.communicator->last_algorithm()) != "none");
+  if (has_reduced) throw Error(Code::argument, "trib_mpi_set: the communicator has reduced before");
+  const Config& before = member.config ? *member.config : settings_of_process();
+  auto config = std::make_unique<Config>(with_setting(before, variable, value));
+  check_choices(*config, member.size);
+  return config;
+}
+
+}  // namespace
+
 void change_setting(MPI_Comm comm, const char* variable, const char* value) {
   Member* const member = look_up_member(comm);
   if (member == nullptr) throw Error(Code::argument, "trib_mpi_set: no communicator");
-  check_usable(*member);
-  const bool has_reduced =
-      member->was_left_to_mpi || member->has_used_requests ||
-      (member->communicator && std::string_view(member->communicator->last_algorithm()) != "none");
-  if (has_reduced) throw Error(Code::argument, "trib_mpi_set: the communicator has reduced before");
-  const Config& before = member->config ? *member->config : settings_of_process();
-  auto config = std::make_unique<Config>(with_setting(before, variable, value));
-  check_choices(*config, member->size);
+  if (member->declined && *member->declined != Decline::not_set_up) return;  // nothing is served
+  std::unique_ptr<Config> config;
+  std::string trouble;
+  try {
+    config = changed_config(*member, variable, value);
+  } catch (const Error& error) {
+    trouble = error.what();
+  }
+  // A value that one rank refuses holds on none, and no rank is left waiting.
+  MpiBootstrap bootstrap(comm, member->rank, member->size, read_settings_once().config.timeout);
+  const char mine = trouble.empty();
+  std::vector<char> all(static_cast<std::size_t>(member->size));
+  bootstrap.exchange(&mine, all.data(), 1);
+  if (!trouble.empty()) throw Error(Code::argument, trouble);
+  if (std::find(all.begin(), all.end(), 0) != all.end())
+    throw Error(Code::argument, "trib_mpi_set: another rank refuses what it was given");
   member->config = std::move(config);
   if (!member->communicator) return;
   // Such as were prepared when they were made.

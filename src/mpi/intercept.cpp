@@ -381,8 +381,6 @@ int trib_mpi_set(MPI_Comm comm, const char* variable, const char* value) {
   bool is_in_mpi = false;
   try {
     if (!trib::mpi::library().is_ours) return MPI_SUCCESS;
-    if (variable == nullptr || value == nullptr)
-      throw trib::Error(trib::Code::argument, "trib_mpi_set: no variable, or no value");
     trib::mpi::change_setting(comm, variable, value);
     return MPI_SUCCESS;
   } catch (const std::exception& error) {

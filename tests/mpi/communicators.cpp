@@ -89,6 +89,9 @@ void settings_of_its_own() {
     expect_error(comm, "TRIB_ALGORITHM", "magic", "accepted");
     expect_error(comm, "TRIB_ALGORITM", "ring", "TRIB_ALGORITHM");
     expect_error(comm, "TRIB_STATS", "1", "setting of the process");
+    const bool is_odd_one = world_rank() == i % world_size();
+    expect_error(comm, "TRIB_SLICE", is_odd_one ? "much" : "8K",
+                 is_odd_one ? "accepted" : "another rank refuses");
     CHECK(set(comm, "TRIB_ALGORITHM", i % 2 ? "ring" : "recursive_doubling") == MPI_SUCCESS, "");
     CHECK(set(comm, "TRIB_SLICE", "4K") == MPI_SUCCESS, "");
     MPI_Comm_dup(comm, &child);
