@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 
 #include "mpi/intercept.hpp"
 
@@ -99,6 +100,22 @@ int leave_request_to_mpi(const Call& call, Decline reason, MPI_Request* request,
   return with_buffers_on_host(passed, request, original);
 }
 
+/// What a request's call has to pass before it is ours: fills in `reduction`. A value: it was left to
+/// the MPI, with that status. Throws Error.
+template <class Leave>
+std::optional<int> leave_unless_ours(const Call& call, Member& member, Request& reduction,
+                                     const Leave& leave) {
+  if (member.declined && *member.declined != Decline::not_set_up) return leave(*member.declined);
+  check_usable(member);
+  if (const auto reason = translate(call, member.rank, member.size, reduction)) [[unlikely]]
+    return announced(
+        call, *reason, [&] { note_declined(call, member, *reason); },
+        [&] { return leave(*reason); });
+  if (is_passed_by_f08) return leave(Decline::passed_by);
+  if (member.is_passed_by) return leave(why_passed_by(member));
+  return {};
+}
+
 template <class Original>
 int post(const Call& call, MPI_Request* request, Original original) {
   bool is_in_mpi = false;
@@ -115,16 +132,8 @@ int post(const Call& call, MPI_Request* request, Original original) {
       ask_unless_ready(*member, reason);
       return status;
     };
-    if (member->declined && *member->declined != Decline::not_set_up)
-      return leave(*member->declined);
-    check_usable(*member);
     Request reduction;
-    if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]]
-      return announced(
-          call, *reason, [&] { note_declined(call, *member, *reason); },
-          [&] { return leave(*reason); });
-    if (is_passed_by_f08) return leave(Decline::passed_by);
-    if (member->is_passed_by) return leave(why_passed_by(*member));
+    if (const auto status = leave_unless_ours(call, *member, reduction, leave)) return *status;
     if (member->has_no_background) return leave(Decline::no_memory);
     if (member->declined || !post(call, *member, reduction, request)) [[unlikely]]
       return leave(Decline::not_set_up);
@@ -156,16 +165,8 @@ int prepare(const Call& call, MPI_Request* request, Original original) {
       if (const auto reason = refusal_before_set_up(call, *member)) return leave(*reason);
       make_member(call.comm);
     }
-    if (member->declined && *member->declined != Decline::not_set_up)
-      return leave(*member->declined);
-    check_usable(*member);
     Request reduction;
-    if (const auto reason = translate(call, member->rank, member->size, reduction)) [[unlikely]]
-      return announced(
-          call, *reason, [&] { note_declined(call, *member, *reason); },
-          [&] { return leave(*reason); });
-    if (is_passed_by_f08) return leave(Decline::passed_by);
-    if (member->is_passed_by) return leave(why_passed_by(*member));
+    if (const auto status = leave_unless_ours(call, *member, reduction, leave)) return *status;
     if (!prepare(call, *member, reduction, request)) return leave(Decline::no_memory);
     member->has_used_requests = true;
     return MPI_SUCCESS;
