@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kContestRounds = 9;
-constexpr int kDuelRounds = 9;
+constexpr int kDuelRounds = 15;
 constexpr std::size_t kLeastRounds = 3;    // that say something
 constexpr std::size_t kMostSamples = 100;  // of a batch
 constexpr double kLongCall = 1e-3;         // seconds
@@ -144,7 +144,7 @@ class Contest {
     const bool are_few = all.size() < kLeastRounds;
     const auto wins = static_cast<std::size_t>(
         std::count_if(all.begin(), all.end(), [](double ratio) { return ratio > 1; }));
-    if (4 * wins >= 3 * all.size() &&
+    if (5 * wins >= 4 * all.size() &&
         median(std::move(all)) >= (are_few ? 1 + 3 * (kMargin - 1) : kMargin))
       best_ = way;
   }
