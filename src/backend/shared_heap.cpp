@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The heap's blocks first, then how peers map it.
+// The heap's blocks first, then what forks do to them, then how peers map it.
 #include "backend/shared_heap.hpp"
 
 #include <fcntl.h>
@@ -7,14 +7,19 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <string_view>
+#include <utility>
 
 #include "backend/segment.hpp"
+#include "base/file.hpp"
+#include "base/log.hpp"
 
 namespace trib {
 namespace {
@@ -25,6 +30,9 @@ constexpr std::size_t kMostBytes = std::size_t{256} << 30;
 /// Freed memory that is kept for the next block, as malloc keeps some: to give pages back and fetch
 /// them again takes longer than to fill them.
 constexpr std::size_t kMostKept = std::size_t{64} << 20;
+/// What a child of a fork copies at most. More would hold up its parent for seconds, and might not
+/// find the memory: all ranks of a machine may fork at once.
+constexpr std::size_t kMostCopied = std::size_t{4} << 30;
 
 constexpr std::size_t round_up(std::size_t value, std::size_t to) {
   return (value + to - 1) / to * to;
@@ -32,16 +40,20 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) {
 
 std::string describe(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
-/// Keeps errno as it is: allocations that succeed must not change it.
-class KeepErrno {
+/// Keeps errno as it is, and the thread alive: some of what is called here are cancellation points,
+/// which allocations and forks must not be.
+class KeepThread {
  public:
-  KeepErrno() : saved_(errno) {}
-  ~KeepErrno() { errno = saved_; }
-  KeepErrno(const KeepErrno&) = delete;
-  KeepErrno& operator=(const KeepErrno&) = delete;
+  KeepThread() : errno_(errno) { ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_); }
+  ~KeepThread() {
+    ::pthread_setcancelstate(cancel_, nullptr);
+    errno = errno_;
+  }
+  KeepThread(const KeepThread&) = delete;
+  KeepThread& operator=(const KeepThread&) = delete;
 
  private:
-  int saved_;
+  int errno_, cancel_ = 0;
 };
 
 /// Maps `bytes` of a file, beginning with a huge page of addresses. Null: no such room.
@@ -73,6 +85,12 @@ SharedHeap& SharedHeap::get() noexcept {
   return *heap;
 }
 
+bool SharedHeap::watch_forks() noexcept {
+  static const bool is_watching =
+      ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+  return is_watching;
+}
+
 /// With the lock held.
 bool SharedHeap::open() noexcept {
   if (base_.load(std::memory_order_relaxed) != nullptr) return true;
@@ -86,19 +104,18 @@ bool SharedHeap::open() noexcept {
   rlimit most{};
   if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY)
     bytes = std::min<std::size_t>(bytes, most.rlim_cur / kHugePage * kHugePage);
-  if (bytes < 2 * kHugePage) return false;
+  if (bytes < 2 * kHugePage || !watch_forks()) return false;
   fd_ = ::memfd_create("tributary-heap", MFD_CLOEXEC);
   if (fd_ < 0) return false;
   std::byte* base = nullptr;
   for (int attempt = 0; attempt < 4 && base == nullptr; ++attempt, bytes /= 4) {
     bytes = round_up(bytes, kHugePage);
-    if (::ftruncate(fd_, static_cast<off_t>(bytes)) != 0) continue;
     base = map(fd_, bytes);
     if (base != nullptr) bytes_ = bytes;
   }
-  if (base == nullptr || ::getrandom(nonce_.data(), sizeof nonce_, 0) != sizeof nonce_ ||
-      ::pwrite(fd_, nonce_.data(), sizeof nonce_, 0) != sizeof nonce_ ||
-      ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) {
+  if (base == nullptr || !lengthen(kPage) ||
+      ::getrandom(nonce_.data(), sizeof nonce_, 0) != sizeof nonce_ ||
+      ::pwrite(fd_, nonce_.data(), sizeof nonce_, 0) != sizeof nonce_) {
     if (base != nullptr) ::munmap(base, bytes_);
     ::close(fd_);
     fd_ = -1;
@@ -112,7 +129,7 @@ bool SharedHeap::open() noexcept {
 }
 
 void* SharedHeap::allocate(std::size_t bytes, std::size_t alignment, bool* is_zero) noexcept {
-  const KeepErrno keep;
+  const KeepThread keep;
   if (bytes == 0 || bytes > kMostBytes || alignment > kHugePage) return nullptr;
   const std::size_t length = round_up(bytes, kPage);
   // Huge pages, where there are any, begin with the block.
@@ -123,6 +140,7 @@ void* SharedHeap::allocate(std::size_t bytes, std::size_t alignment, bool* is_ze
     for (const auto& [begin, room] : rooms_) {
       const std::size_t at = round_up(begin, alignment);
       if (at + length > room.end) continue;
+      if (!lengthen(at + length)) return nullptr;
       if (is_zero != nullptr) *is_zero = !room.is_written;
       blocks_.emplace(at, at + length);
       take(at, at + length);
@@ -131,6 +149,15 @@ void* SharedHeap::allocate(std::size_t bytes, std::size_t alignment, bool* is_ze
   } catch (const std::bad_alloc&) {
   }
   return nullptr;
+}
+
+/// The file is as long as blocks need it: mlockall() and core dumps fill what they find of it.
+bool SharedHeap::lengthen(std::size_t end) noexcept {
+  if (end <= length_) return true;
+  const std::size_t length = round_up(end, kHugePage);
+  if (set_bytes(fd_, length) != 0) return false;
+  length_ = length;
+  return true;
 }
 
 /// From the room that holds it.
@@ -151,19 +178,24 @@ void SharedHeap::take(std::size_t begin, std::size_t end) noexcept {
 }
 
 bool SharedHeap::grow(void* block, std::size_t bytes) noexcept {
-  const KeepErrno keep;
+  const KeepThread keep;
   if (bytes > kMostBytes || is_child()) return false;
   const std::lock_guard lock(mutex_);
   const auto begin = static_cast<std::size_t>(static_cast<std::byte*>(block) - base());
   const auto found = blocks_.find(begin);
   if (found == blocks_.end()) return false;
   const std::size_t end = begin + round_up(std::max<std::size_t>(bytes, 1), kPage);
-  if (end <= found->second) return true;
+  if (end < found->second) {
+    const std::size_t old_end = std::exchange(found->second, end);
+    keep_or_return(end, old_end);
+  }
+  if (end == found->second) return true;
   std::size_t free_to = found->second;
   for (auto room = rooms_.find(free_to); free_to < end; ++room) {
     if (room == rooms_.end() || room->first != free_to) return false;
     free_to = room->second.end;
   }
+  if (!lengthen(end)) return false;
   while (found->second < end) {
     const std::size_t at = found->second;
     const std::size_t stop = std::min(end, rooms_.find(at)->second.end);
@@ -174,7 +206,7 @@ bool SharedHeap::grow(void* block, std::size_t bytes) noexcept {
 }
 
 void SharedHeap::free(void* block) noexcept {
-  const KeepErrno keep;
+  const KeepThread keep;
   if (is_child()) return;  // its copy of the heap goes with it
   const std::lock_guard lock(mutex_);
   const auto begin = static_cast<std::size_t>(static_cast<std::byte*>(block) - base());
@@ -243,7 +275,7 @@ std::uint64_t SharedHeap::offset_of(const void* pointer, std::size_t bytes) noex
 #ifndef MADV_COLLAPSE
     constexpr int MADV_COLLAPSE = 25;
 #endif
-    const KeepErrno keep;
+    const KeepThread keep;
     ::madvise(base() + begin, end - begin,
               MADV_COLLAPSE);  // Linux 6.1; otherwise it stays as it is
   }
@@ -251,37 +283,131 @@ std::uint64_t SharedHeap::offset_of(const void* pointer, std::size_t bytes) noex
 }
 
 SharedHeap::Offer SharedHeap::offer() noexcept {
-  const KeepErrno keep;
+  const KeepThread keep;
   const std::lock_guard lock(mutex_);
   if (!open() || is_child()) return {};
   return {::getpid(), fd_, bytes_, nonce_};
 }
 
+void* SharedHeap::Pages::do_allocate(std::size_t bytes, std::size_t) {
+  void* const pages =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) throw std::bad_alloc();
+  return pages;
+}
+
+void SharedHeap::Pages::do_deallocate(void* pages, std::size_t bytes, std::size_t) {
+  ::munmap(pages, bytes);
+}
+
+// ------------------------------------------------------------------------------------------- forks
+
 // A child gets the heap as it is at that moment, like the rest of its parent's memory, but not for
-// sharing: what it writes is its own. (It may see what its parent writes later to pages that it has
-// not written to itself: a copy of everything would take too long.) It hands out no more of it.
+// sharing: it copies the blocks into memory of its own, while fork() waits in the parent. It hands
+// out no more of them. What other threads or peers write meanwhile may be in the copy or not.
+//
+// Measured on 2 cores of an AMD EPYC (virtual machine, Linux 6.18, November 2026), the shortest of
+// nine forks: 0.05 ms with no blocks, 0.2 ms with 1 MiB written in them, 10 ms with 64 MiB, 112 ms
+// with 1 GiB (800 ms where the machine itself has to find the memory first).
 
 bool SharedHeap::is_child() const noexcept { return fd_ < 0; }
 
-void SharedHeap::before_fork() noexcept { get().mutex_.lock(); }
-void SharedHeap::after_fork_in_parent() noexcept { get().mutex_.unlock(); }
-void SharedHeap::after_fork_in_child() noexcept {
-  const KeepErrno keep;
+void SharedHeap::before_fork() noexcept {
+  const KeepThread keep;
   SharedHeap& heap = get();
-  constexpr int kPrivate = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
-  if (::mmap(heap.base(), heap.bytes_, PROT_READ | PROT_WRITE, kPrivate, heap.fd_, 0) ==
-      MAP_FAILED) {
+  heap.mutex_.lock();
+  if (heap.is_child() || heap.blocks_.empty()) return;
+  struct stat file{};
+  constexpr std::size_t kUnit = 512;  // whatever the file system's
+  // The heap's first bytes are there. A system that cannot tell will not tell holes, either.
+  if (::fstat(heap.fd_, &file) != 0 || ::lseek(heap.fd_, 0, SEEK_DATA) != 0 ||
+      static_cast<std::size_t>(file.st_blocks) > kMostCopied / kUnit ||
+      ::pipe2(heap.pipe_.data(), O_CLOEXEC) != 0)
+    heap.pipe_ = {-1, -1};
+}
+
+void SharedHeap::after_fork_in_parent() noexcept {
+  const KeepThread keep;
+  SharedHeap& heap = get();
+  const auto [from_child, to_parent] = std::exchange(heap.pipe_, {-1, -1});
+  bool is_warned = true;
+  if (from_child >= 0) {
+    ::close(to_parent);
+    char word = 0;
+    // The end of the file is as good: the child is dead, or there is none.
+    while (::read(from_child, &word, 1) < 0 && errno == EINTR) {
+    }
+    ::close(from_child);
+  } else if (!heap.is_child() && !heap.blocks_.empty()) {
+    is_warned = std::exchange(heap.is_warned_, true);
+  }
+  heap.mutex_.unlock();
+  // Not by log(), which allocates: handlers that unlock other allocators are still to come.
+  constexpr std::string_view kWarning =
+      "tributary: warning: a child of fork() may see what its parent writes later to memory from "
+      "MPI_Alloc_mem, or from malloc with TRIB_SHARED_HEAP=1: there is too much to copy, or no "
+      "file "
+      "descriptor left\n";
+  if (!is_warned && is_logged(Config::Log::warn))
+    while (::write(STDERR_FILENO, kWarning.data(), kWarning.size()) < 0 && errno == EINTR) {
+    }
+}
+
+void SharedHeap::after_fork_in_child() noexcept {
+  const KeepThread keep;
+  SharedHeap& heap = get();
+  if (!heap.is_child()) heap.make_own();  // otherwise a child's child: all is its own already
+  heap.mutex_.unlock();
+}
+
+/// In the child, where only what signal handlers may call is safe.
+void SharedHeap::make_own() noexcept {
+  const int file = std::exchange(fd_, -1);
+  const auto [from_child, to_parent] = std::exchange(pipe_, {-1, -1});
+  const bool is_copy = to_parent >= 0;
+  const int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE | (is_copy ? MAP_ANONYMOUS : 0);
+  const int content = is_copy ? -1 : file;
+  if (::mmap(base(), bytes_, PROT_READ | PROT_WRITE, flags, content, 0) == MAP_FAILED) {
     // More than the system is willing to promise: what is in use, then. What it still does not
     // promise is out of reach, since the child must not write to its parent's memory.
-    ::mmap(heap.base(), heap.bytes_, PROT_NONE, kPrivate | MAP_ANONYMOUS, -1, 0);
-    for (const auto& [begin, end] : heap.blocks_)
-      ::mmap(heap.base() + begin, end - begin, PROT_READ | PROT_WRITE, kPrivate, heap.fd_,
-             static_cast<off_t>(begin));
+    ::mmap(base(), bytes_, PROT_NONE, flags | MAP_ANONYMOUS, -1, 0);
+    for (const auto& [begin, end] : blocks_)
+      ::mmap(base() + begin, end - begin, PROT_READ | PROT_WRITE, flags, content,
+             is_copy ? 0 : static_cast<off_t>(begin));
   }
-  ::close(heap.fd_);
-  heap.fd_ = -1;
-  heap.rooms_.clear();
-  heap.mutex_.unlock();
+  if (is_copy) {
+    ::madvise(base(), bytes_, MADV_HUGEPAGE);  // 1 GiB takes a fourth of the time
+    copy_blocks(file);
+    // A word besides the end of the file, which others may put off: another thread's child that has
+    // not called exec yet has this end, too. No signal: from_child is still open.
+    while (::write(to_parent, "", 1) < 0 && errno == EINTR) {
+    }
+    ::close(to_parent);
+    ::close(from_child);
+  }
+  ::close(file);
+  rooms_.clear();
+}
+
+/// Where nothing was written the file has holes, and the new memory is zero as well.
+void SharedHeap::copy_blocks(int file) noexcept {
+  off_t written = 0, hole = 0;  // a stretch that may reach over many blocks
+  for (const auto& [begin, block_end] : blocks_) {
+    const auto end = static_cast<off_t>(block_end);
+    for (auto at = static_cast<off_t>(begin); at < end;) {
+      if (at >= hole) {
+        written = ::lseek(file, at, SEEK_DATA);
+        if (written < 0) return;  // no more of it
+        hole = ::lseek(file, written, SEEK_HOLE);
+      }
+      at = std::max(at, written);
+      while (at < std::min(hole, end)) {
+        const auto bytes = static_cast<std::size_t>(std::min(hole, end) - at);
+        const ssize_t got = ::pread(file, base() + at, bytes, at);
+        at = got > 0 ? at + got : end;  // the rest is out of reach
+      }
+    }
+  }
 }
 
 // ------------------------------------------------------------------------------------------- peers

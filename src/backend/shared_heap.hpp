@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -18,16 +19,20 @@
 
 namespace trib {
 
-/// One file without a name, mapped once, in which blocks of whole pages are handed out. It is as
-/// long as memory is large, and takes as much as is written to it. All functions may be called from
-/// any thread, and before main(): nothing here depends on constructors of static objects.
+/// One file without a name, in which blocks of whole pages are handed out. What is mapped of it,
+/// once, is as long as memory is large; the file grows with what is handed out, and takes up what
+/// is written to it. All functions may be called from any thread, and before main(): nothing here
+/// depends on constructors of static objects.
 class SharedHeap {
  public:
   static SharedHeap& get() noexcept;
+  /// Forks find the heap in order from now on: the first block does so itself. An allocator calls
+  /// it before others register handlers that allocate: theirs must not run while the lock is held.
+  static bool watch_forks() noexcept;
 
   /// `alignment`: a power of two. Null: there is no memory to be had. Contents: see `is_zero`.
   void* allocate(std::size_t bytes, std::size_t alignment, bool* is_zero = nullptr) noexcept;
-  /// In place. False: there is no room behind it.
+  /// In place, to more or to less. False: there is no room behind it.
   bool grow(void* block, std::size_t bytes) noexcept;
   void free(void* block) noexcept;
   /// Bytes from `block` to its end.
@@ -57,12 +62,25 @@ class SharedHeap {
  private:
   SharedHeap() = default;
   bool open() noexcept;
+  bool lengthen(std::size_t end) noexcept;
   bool is_child() const noexcept;
   void keep_or_return(std::size_t begin, std::size_t end) noexcept;
   void take(std::size_t begin, std::size_t end) noexcept;
+  void make_own() noexcept;
+  void copy_blocks(int file) noexcept;
   static void before_fork() noexcept;
   static void after_fork_in_parent() noexcept;
   static void after_fork_in_child() noexcept;
+
+  /// Memory for the members below. Not from malloc, which may be the heap's user: it would come
+  /// back here, or wait for a lock whose holder waits for ours.
+  struct Pages final : std::pmr::memory_resource {
+    void* do_allocate(std::size_t bytes, std::size_t alignment) override;
+    void do_deallocate(void* pages, std::size_t bytes, std::size_t alignment) override;
+    bool do_is_equal(const memory_resource& other) const noexcept override {
+      return this == &other;
+    }
+  };
 
   struct Room {
     std::size_t end;
@@ -71,15 +89,21 @@ class SharedHeap {
 
   std::mutex mutex_;
   std::atomic<std::byte*> base_{nullptr};
-  std::size_t bytes_ = 0;
+  std::size_t bytes_ = 0;   // that are mapped, ...
+  std::size_t length_ = 0;  // ... and that the file has
   int fd_ = -1;
   bool is_refused_ = false;  // there is no heap and will be none
   std::array<std::uint64_t, 2> nonce_{};
-  std::size_t kept_ = 0;  // bytes in `rooms_` that are written
+  std::array<int, 2> pipe_{-1, -1};  // during a fork whose child copies the blocks: its word for it
+  bool is_warned_ = false;           // that a child did not
+  std::size_t kept_ = 0;             // bytes in `rooms_` that are written
+  Pages pages_;
+  std::pmr::unsynchronized_pool_resource pool_{&pages_};
   // By their first byte, counted from the heap's start.
-  std::map<std::size_t, std::size_t> blocks_;  // to their ends
-  std::map<std::size_t, Room> rooms_;
-  std::vector<bool> settled_;  // stretches of a huge page's size that have been offered to be one
+  std::pmr::map<std::size_t, std::size_t> blocks_{&pool_};  // to their ends
+  std::pmr::map<std::size_t, Room> rooms_{&pool_};
+  // Stretches of a huge page's size that have been offered to be one.
+  std::pmr::vector<bool> settled_ = std::pmr::vector<bool>(&pool_);
 };
 
 /// The heaps of the ranks of one communicator, mapped here.

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstddef>
 #include <utility>
 
 namespace trib {
@@ -26,5 +29,17 @@ class File {
  private:
   int fd_;
 };
+
+/// ftruncate(), but with an error beyond the limit on the sizes of files, where it would end the
+/// program by SIGXFSZ.
+inline int set_bytes(int fd, std::size_t bytes) {
+  rlimit most{};
+  if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY &&
+      bytes > most.rlim_cur) {
+    errno = EFBIG;
+    return -1;
+  }
+  return ::ftruncate(fd, static_cast<off_t>(bytes));
+}
 
 }  // namespace trib

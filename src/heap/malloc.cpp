@@ -95,6 +95,10 @@ void* from_heap(std::size_t bytes, std::size_t alignment = 16, bool* is_zero = n
 
 bool is_power_of_two(std::size_t value) { return value != 0 && (value & (value - 1)) == 0; }
 
+// Before the constructors of all other libraries (the linker's initfirst): handlers of forks that
+// are registered later than ours run without the heap's lock, and may allocate.
+[[gnu::constructor]] void watch_forks() { trib::SharedHeap::watch_forks(); }
+
 }  // namespace
 
 extern "C" {

@@ -4,6 +4,7 @@
 // blocks are expected to come from: malloc and MPI_Alloc_mem, the latter alone, or none. With
 // `device`: the last rank uses a device besides.
 #include <malloc.h>
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -223,33 +224,50 @@ void allocate() {
   std::free(nullptr);
 }
 
-/// A child writes to the parent's buffers, and the parent's stay as they are.
-void fork_child() {
+/// A child writes to the parent's buffers, and the parent's stay as they are; and the other way.
+void fork_child(Block::Kind kind) {
   const std::size_t count = 200000;
-  const Block in(Block::heap, count * 4), out(Block::heap, count * 4);
+  const Block in(kind, count * 4), out(kind, count * 4);
   for (int i = 0; i < 30; ++i) reduce_all(in.data, out.data, count, 0, i);
+  std::fill(out.data, out.data + count, 5);
+  int gate[2];
+  CHECK(pipe(gate) == 0, "pipe");
   const pid_t child = fork();
   if (child == 0) {
+    char word = 0;
+    if (read(gate[0], &word, 1) != 1) _exit(2);
+    if (std::any_of(out.data, out.data + count, [](int value) { return value != 5; })) _exit(3);
     std::fill(in.data, in.data + count, -77);
     std::fill(out.data, out.data + count, -77);
     int* const more = static_cast<int*>(std::malloc(count * 4));
     if (more == nullptr) _exit(1);
     std::fill(more, more + count, 1);
     std::free(more);
-    std::free(in.data);
+    if (kind == Block::heap) std::free(in.data);
     _exit(0);
   }
   CHECK(child > 0, "fork");
+  std::fill(out.data, out.data + count, 6);
+  CHECK(write(gate[1], "", 1) == 1, "write");
   int status = -1;
   CHECK(waitpid(child, &status, 0) == child && status == 0, "child: %d", status);
+  for (const int end : gate) close(end);
   for (std::size_t i = 0; i < count; ++i)
-    CHECK(in.data[i] != -77 && out.data[i] != -77, "written by the child");
+    CHECK(in.data[i] != -77 && out.data[i] == 6, "written by the child");
   reduce_all(in.data, out.data, count, 0, 5);
+}
+
+/// What libraries may do in their handlers of forks.
+void allocate_large() {
+  void* volatile const block = std::malloc(1 << 20);
+  std::free(block);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  // Before the first large block.
+  pthread_atfork(allocate_large, allocate_large, allocate_large);
   MPI_Init(&argc, &argv);
   const std::string where = argc > 1 ? argv[1] : "none";
   void* on_device = nullptr;
@@ -257,8 +275,8 @@ int main(int argc, char** argv) {
     on_device = Gpu::get().is_here() ? Gpu::get().allocate(100) : nullptr;
   allocate();
   mix(where != "none");
-  // Where malloc is the system's, a fork while the MPI is at work is the MPI's business.
-  if (where == "malloc") fork_child();
+  if (where == "malloc") fork_child(Block::heap);
+  if (where == "malloc" || where == "alloc_mem") fork_child(Block::mpi);
   allocate();
   if (on_device != nullptr) Gpu::get().free(on_device);
   int all = 0;

@@ -1,20 +1,26 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The shared heap by itself: blocks never overlap, freed memory is found again, children of a fork
-// keep to themselves, and other processes see what is written. communicator_test.cpp reduces in it.
+// have a copy of their own, and other processes see what is written. communicator_test.cpp reduces
+// in it.
 #include "backend/shared_heap.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <new>
 #include <random>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "support/sanitizer.hpp"
@@ -24,7 +30,18 @@ namespace {
 /// Bytes that whoever keeps memory registered with a network was told of.
 std::atomic<std::size_t> removed{0};
 
+thread_local int news = 0;
+
 }  // namespace
+
+/// In place of the C++ library's: programs may have one that takes memory from the heap.
+void* operator new(std::size_t bytes) {
+  ++news;
+  if (void* const memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 /// In place of the C library's, which such libraries watch.
 extern "C" int madvise(void* address, std::size_t bytes, int advice) noexcept {
@@ -93,6 +110,29 @@ TEST(SharedHeap, PagesAreGivenBackInSight) {
   const std::size_t before = removed;
   heap().free(block);
   EXPECT_EQ(removed - before, kBytes);
+}
+
+TEST(SharedHeap, WhatShrinksIsGivenBack) {
+  constexpr std::size_t kBytes = 200 << 20, kLess = 1 << 20;
+  std::byte* const block = allocate(kBytes);
+  std::memset(block, 1, kBytes);
+  const std::size_t before = removed;
+  EXPECT_TRUE(heap().grow(block, kLess));
+  EXPECT_EQ(removed - before, kBytes - kLess);
+  EXPECT_EQ(heap().size_of(block), kLess);
+  EXPECT_TRUE(heap().grow(block, kBytes));
+  EXPECT_EQ(block[kLess - 1], std::byte{1});
+  EXPECT_EQ(block[kLess], std::byte{0});
+  heap().free(block);
+}
+
+TEST(SharedHeap, TakesNothingFromTheProgramsAllocator) {
+  const int before = news;
+  std::byte* blocks[200];
+  for (std::byte*& block : blocks) block = allocate(10000);
+  for (std::byte* const block : blocks) heap().grow(block, 1);
+  for (std::byte* const block : blocks) heap().free(block);
+  EXPECT_EQ(news, before);
 }
 
 TEST(SharedHeap, GrowsInPlaceOrNot) {
@@ -172,6 +212,98 @@ TEST(SharedHeap, AChildKeepsToItself) {
   EXPECT_EQ(status, 0);
   for (int at = 0; at < 3 << 20; at += 4096) ASSERT_EQ(block[at], std::byte{7});
   heap().free(block);
+}
+
+/// What `child` returns in a child of this process.
+template <class Child>
+int in_child(Child child) {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(child());
+  int status = -1;
+  EXPECT_EQ(waitpid(pid, &status, 0), pid);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+bool is_all(const std::byte* block, std::size_t bytes, int content) {
+  for (std::size_t at = 0; at < bytes; ++at)
+    if (block[at] != static_cast<std::byte>(content)) return false;
+  return true;
+}
+
+TEST(SharedHeap, AChildHasWhatWasThereAtTheFork) {
+  constexpr std::size_t kBytes = 6 << 20;
+  bool is_zero = false;
+  // So much that it cannot be where other tests have written: it has holes.
+  auto* const block = static_cast<std::byte*>(heap().allocate(100 << 20, 16, &is_zero));
+  ASSERT_TRUE(block != nullptr && is_zero);
+  std::byte* const small = allocate(5000);
+  std::memset(block + 10000, 7, kBytes / 2 - 10000);
+  std::memset(small, 8, 5000);
+  int gate[2];
+  ASSERT_EQ(pipe(gate), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto is_as_it_was = [&] {
+      // Its first 10000 bytes are two pages that were not written and a part of one that was.
+      return is_all(block, 10000, 0) && is_all(block + 10000, kBytes / 2 - 10000, 7) &&
+             is_all(block + kBytes / 2, kBytes / 2, 0) && is_all(small, 5000, 8);
+    };
+    char word = 0;
+    if (read(gate[0], &word, 1) != 1 || !is_as_it_was()) _exit(1);
+    _exit(in_child([&] { return is_as_it_was() ? 0 : 2; }));
+  }
+  std::memset(block, 9, kBytes);
+  std::memset(small, 9, 5000);
+  ASSERT_EQ(write(gate[1], "", 1), 1);
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  for (const int end : gate) close(end);
+  heap().free(small);
+  heap().free(block);
+}
+
+TEST(SharedHeap, SaysThatAChildHasNoCopy) {
+  std::byte* const block = allocate(100000);
+  std::memset(block, 7, 100000);
+  testing::internal::CaptureStderr();
+  rlimit most{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &most), 0);
+  const rlimit none{0, most.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  for (int twice = 0; twice < 2; ++twice) {
+    EXPECT_EQ(in_child([&] {
+                const bool is_there = is_all(block, 100000, 7);
+                std::memset(block, 9, 100000);
+                return is_there ? 0 : 1;
+              }),
+              0);
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &most), 0);
+  EXPECT_TRUE(is_all(block, 100000, 7));
+  const std::string said = testing::internal::GetCapturedStderr();
+  static bool is_said = false;  // once per process, even where tests are repeated
+  if (!std::exchange(is_said, true)) {
+    EXPECT_TRUE(said.starts_with("tributary: warning: a child of fork()")) << said;
+    EXPECT_EQ(said.find('\n'), said.size() - 1) << said;
+  } else {
+    EXPECT_EQ(said, "");
+  }
+  heap().free(block);
+}
+
+TEST(SharedHeap, ThreadsForkAtOnce) {
+  std::vector<std::thread> threads;
+  for (int t = 1; t <= 4; ++t)
+    threads.emplace_back([t] {
+      for (int i = 0; i < 20; ++i) {
+        std::byte* const block = allocate(200000);
+        std::memset(block, t, 200000);
+        EXPECT_EQ(in_child([&] { return is_all(block, 200000, t) ? 0 : 1; }), 0);
+        heap().free(block);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
 }
 
 /// Two processes over a pair of sockets.
