@@ -5,10 +5,15 @@
 // MPICH 4.0. The wheel of Open MPI has no Fortran; Debian's has.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
+#include <string>
+#include <vector>
 
+#include "base/log.hpp"
 #include "mpi/allocations.hpp"
 #include "mpi/intercept.hpp"
 #include "mpi/library.hpp"
@@ -27,16 +32,30 @@ class FortranFunction {
   template <class... Arguments>
   void operator()(Arguments... arguments) const {
     void* address = address_.load(std::memory_order_acquire);
-    if (!address) {
-      for (const char* name : names_)
-        if (name && (address = dlsym(RTLD_NEXT, name))) break;
-      if (!address) return;  // nobody can have called it
-      address_.store(address, std::memory_order_release);
-    }
+    if (!address) address = look_up();
     reinterpret_cast<void (*)(Arguments...)>(address)(arguments...);
   }
 
  private:
+  void* look_up() const {
+    void* address = nullptr;
+    for (const char* name : names_)
+      if (name && !address) address = dlsym(RTLD_NEXT, name);
+    for (const char* name : names_) {
+      if (!name || address) continue;
+      const std::vector<void*> all = definitions_of(name);
+      if (!all.empty()) address = all.front();
+    }
+    if (!address) {  // the caller would take its buffers for reduced
+      log(Config::Log::error, std::string("no loaded library has ") + names_[0]);
+      std::abort();
+    }
+    Dl_info its{};
+    if (dladdr(address, &its) != 0) dlopen(its.dli_fname, RTLD_LAZY | RTLD_NOLOAD);  // stays
+    address_.store(address, std::memory_order_release);
+    return address;
+  }
+
   std::array<const char*, 4> names_;
   mutable std::atomic<void*> address_{nullptr};
 };
@@ -85,41 +104,46 @@ struct PassedBy {
 
 #if TRIB_MPI_OPENMPI
 
-/// The addresses that stand for MPI_IN_PLACE or MPI_BOTTOM: of a common block, one per spelling.
-class Sentinel {
- public:
-  constexpr Sentinel(std::array<const char*, 4> names) : names_(names) {}
+/// The addresses that stand for MPI_IN_PLACE and MPI_BOTTOM: of common blocks, one per spelling.
+/// Each library of Fortran defines them, and which one its code means depends on how it was loaded.
+struct Sentinels {
+  unsigned long long loads = 0;  // when these were all
+  std::vector<void*> in_place, bottom;
 
-  bool is(const void* address) {
-    if (!is_ready_.load(std::memory_order_acquire)) look_up();
-    for (const auto& known : addresses_)
-      if (known.load(std::memory_order_relaxed) == address) return address != nullptr;
-    return false;
+  static const Sentinels& get() {
+    static std::atomic<const Sentinels*> latest{nullptr};
+    const unsigned long long loads = count_loads();
+    const Sentinels* known = latest.load(std::memory_order_acquire);
+    if (known && known->loads == loads) [[likely]]
+      return *known;
+    known = new Sentinels(loads);  // others may be reading the one before
+    latest.store(known, std::memory_order_release);
+    return *known;
   }
 
  private:
-  void look_up() {
-    for (std::size_t i = 0; i < names_.size(); ++i) {
-      void* address = dlsym(RTLD_DEFAULT, names_[i]);
-      addresses_[i].store(address ? address : dlsym(library().handle, names_[i]),
-                          std::memory_order_relaxed);
-    }
-    is_ready_.store(true, std::memory_order_release);
+  explicit Sentinels(unsigned long long now) : loads(now) {
+    for (const char* name : {"mpi_fortran_in_place_", "mpi_fortran_in_place",
+                             "mpi_fortran_in_place__", "MPI_FORTRAN_IN_PLACE"})
+      add(name, in_place);
+    for (const char* name : {"mpi_fortran_bottom_", "mpi_fortran_bottom", "mpi_fortran_bottom__",
+                             "MPI_FORTRAN_BOTTOM"})
+      add(name, bottom);
   }
-
-  std::array<const char*, 4> names_;
-  std::array<std::atomic<void*>, 4> addresses_{};
-  std::atomic<bool> is_ready_{false};
+  static void add(const char* name, std::vector<void*>& all) {
+    if (void* const address = dlsym(RTLD_DEFAULT, name)) all.push_back(address);
+    const std::vector<void*> others = definitions_of(name);
+    all.insert(all.end(), others.begin(), others.end());
+  }
 };
 
-constinit Sentinel in_place({"mpi_fortran_in_place_", "mpi_fortran_in_place",
-                             "mpi_fortran_in_place__", "MPI_FORTRAN_IN_PLACE"});
-constinit Sentinel bottom({"mpi_fortran_bottom_", "mpi_fortran_bottom", "mpi_fortran_bottom__",
-                           "MPI_FORTRAN_BOTTOM"});
-
 void* address(void* argument) {
-  if (in_place.is(argument)) return MPI_IN_PLACE;
-  if (bottom.is(argument)) return MPI_BOTTOM;
+  const Sentinels& known = Sentinels::get();
+  const auto is_in = [argument](const std::vector<void*>& all) {
+    return std::find(all.begin(), all.end(), argument) != all.end();
+  };
+  if (is_in(known.in_place)) return MPI_IN_PLACE;
+  if (is_in(known.bottom)) return MPI_BOTTOM;
   return argument;
 }
 

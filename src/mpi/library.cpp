@@ -8,6 +8,7 @@
 #include <link.h>
 #include <sys/auxv.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -104,6 +105,36 @@ bool is_first_rank() {
 }
 
 }  // namespace
+
+std::vector<void*> definitions_of(const char* symbol) {
+  Dl_info ours{};
+  dladdr(&found_library, &ours);
+  std::vector<void*> all;
+  for (const std::string& object : loaded_objects()) {
+    if (object.empty()) continue;  // the program, through which all that is public is seen
+    void* const handle = dlopen(object.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+    if (!handle) continue;
+    // Also what the object's own libraries define.
+    void* const address = dlsym(handle, symbol);
+    Dl_info its{};
+    if (address && dladdr(address, &its) != 0 && its.dli_fbase != ours.dli_fbase &&
+        std::find(all.begin(), all.end(), address) == all.end())
+      all.push_back(address);
+    dlclose(handle);
+  }
+  return all;
+}
+
+unsigned long long count_loads() {
+  unsigned long long count = 0;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* data) {
+        *static_cast<unsigned long long*>(data) = info->dlpi_adds + info->dlpi_subs;
+        return 1;  // any one knows
+      },
+      &count);
+  return count;
+}
 
 bool is_asked_for_many_ranks() {
   const char* const ranks = std::getenv("TRIB_N");  // of trib run

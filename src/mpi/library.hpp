@@ -6,6 +6,7 @@
 #include <atomic>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "comm/request.hpp"
 #include "mpi/mpi_header.hpp"
@@ -105,6 +106,12 @@ inline const Library& library() {
   const Library* found = found_library.load(std::memory_order_acquire);
   return found ? *found : find_library();
 }
+
+/// Where `symbol` is defined in what is loaded, but for this library: dlsym(RTLD_NEXT) does not see
+/// what came with RTLD_LOCAL, as modules of Python do. Slow.
+std::vector<void*> definitions_of(const char* symbol);
+/// Counts objects that came and went: the same number, the same objects.
+unsigned long long count_loads();
 
 /// Whether this is a rank of a job that `trib run` was to start with several.
 bool is_asked_for_many_ranks();

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # Fortran programs: mpif.h, the mpi module, mpi_f08. The PyPI wheels have no Fortran, Debian's MPIs do; they run with the
 # preload libraries built for the wheels, as the ABI is the same.
+add_executable(mpi_local fortran/local.cpp)
+target_link_libraries(mpi_local PRIVATE trib_options ${CMAKE_DL_LIBS})
+set_target_properties(mpi_local PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
+add_dependencies(mpi_tests mpi_local)
 foreach(family mpich openmpi)
   if(NOT family IN_LIST TRIB_PRELOADS)
     continue()
@@ -16,15 +20,23 @@ foreach(family mpich openmpi)
   foreach(source mpif.F90 mpi.F90 mpi_f08.F90)
     cmake_path(GET source STEM name)
     set(program ${CMAKE_CURRENT_BINARY_DIR}/fortran_${name}_${family})
-    add_custom_command(OUTPUT ${program}
-      COMMAND ${TRIB_FORTRAN_${family}} -O1 -w -cpp -fallow-argument-mismatch -I${CMAKE_CURRENT_SOURCE_DIR} -J${CMAKE_CURRENT_BINARY_DIR}
-              ${CMAKE_CURRENT_SOURCE_DIR}/fortran/${source} -o ${program}
-      DEPENDS fortran/${source} fortran/body.inc)
-    add_custom_target(build_fortran_${name}_${family} ALL DEPENDS ${program})
+    foreach(output ${program} ${program}.so)
+      set(shared)
+      if(output MATCHES "so$")
+        set(shared -shared -fPIC)
+      endif()
+      add_custom_command(OUTPUT ${output}
+        COMMAND ${TRIB_FORTRAN_${family}} -O1 -w -cpp -fallow-argument-mismatch ${shared} -I${CMAKE_CURRENT_SOURCE_DIR} -J${CMAKE_CURRENT_BINARY_DIR}
+                ${CMAKE_CURRENT_SOURCE_DIR}/fortran/${source} -o ${output}
+        DEPENDS fortran/${source} fortran/body.inc)
+    endforeach()
+    add_custom_target(build_fortran_${name}_${family} ALL DEPENDS ${program} ${program}.so)
     add_dependencies(mpi_tests build_fortran_${name}_${family})
     trib_mpi_test(fortran-${name} ${mpi} 2,3 --env TRIB_STATS=1 --expect "fortran: fine" --expect "  reduce_scatter_block "
                   --expect "  user-defined operator " ${program})
     trib_mpi_test(fortran-${name}-without ${mpi} 2 --no-preload --expect "fortran: fine" ${program})
+    trib_mpi_test(fortran-${name}-local ${mpi} 2 --env TRIB_STATS=1 --expect "fortran: fine" --expect "  reduce_scatter_block "
+                  --expect "  user-defined operator " -- ${CMAKE_CURRENT_BINARY_DIR}/mpi_local ${program}.so)
   endforeach()
   if(TARGET mpi_communicators_${family} AND NOT TRIB_PRELOADS STREQUAL "")
     # The same library under the system's older MPI, in C.
