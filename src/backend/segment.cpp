@@ -10,7 +10,6 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -43,19 +42,23 @@ struct Offer {
 
 std::atomic<std::size_t> budget_used{0};
 
-std::string describe(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
+/// A part of kSegmentBudget, given back unless it is kept.
+class Share {
+ public:
+  explicit Share(std::size_t bytes) : bytes_(bytes), used_(budget_used.fetch_add(bytes) + bytes) {}
+  ~Share() { budget_used -= bytes_; }
+  Share(const Share&) = delete;
+  Share& operator=(const Share&) = delete;
+  /// By all shares when this one was taken.
+  std::size_t used() const { return used_; }
+  void keep() { bytes_ = 0; }
 
-/// ftruncate(), but with an error beyond the limit on the sizes of files, where it would end the
-/// program by SIGXFSZ.
-int set_bytes(int fd, std::size_t bytes) {
-  rlimit most{};
-  if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY &&
-      bytes > most.rlim_cur) {
-    errno = EFBIG;
-    return -1;
-  }
-  return ::ftruncate(fd, static_cast<off_t>(bytes));
-}
+ private:
+  std::size_t bytes_;
+  const std::size_t used_;
+};
+
+std::string describe(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
 /// Takes the memory for real: without that a full file system would show as SIGBUS, later. Returns
 /// the error, like posix_fallocate, which a signal may interrupt.
@@ -190,13 +193,15 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
   const int rank = bootstrap.rank(), size = bootstrap.size();
   const std::size_t head = head_of(bytes_per_rank);
   const std::size_t total = head + bytes_per_rank * static_cast<std::size_t>(size);
-  const bool is_affordable =
-      budget_used.fetch_add(bytes_per_rank) + bytes_per_rank + spare <= kSegmentBudget;
-  std::string trouble =
-      is_affordable ? "" : "the limit of 64 MiB of shared memory per rank is reached";
+  Share share(bytes_per_rank);
+  std::string trouble = share.used() + spare <= kSegmentBudget
+                            ? ""
+                            : "the limit of 64 MiB of shared memory per rank is reached";
 
   Offer mine;
   File file;
+  // Unlinked when all have opened the file, or when an exchange threw.
+  std::unique_ptr<const char, decltype(&::shm_unlink)> name(nullptr, ::shm_unlink);
   if (rank == 0) {
     if (::getrandom(mine.nonce.data(), sizeof mine.nonce, 0) !=
         static_cast<ssize_t>(sizeof mine.nonce))
@@ -209,6 +214,7 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
                     static_cast<unsigned long long>(mine.nonce[0]),
                     static_cast<unsigned long long>(mine.nonce[1]));
       file.reset(make_named_file(mine.name));
+      if (file.get() >= 0) name.reset(mine.name);
     }
     if (file.get() < 0) {
       trouble = describe(mode == Config::Segment::memfd ? "memfd_create" : "shm_open");
@@ -286,14 +292,14 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
   std::strncpy(outcome.why, trouble.c_str(), sizeof outcome.why - 1);
   std::vector<Outcome> outcomes(static_cast<std::size_t>(size));
   bootstrap.exchange(&outcome, outcomes.data(), sizeof outcome);
-  if (rank == 0 && mine.name[0] != '\0' && file.get() >= 0) ::shm_unlink(mine.name);
   for (const Outcome& other : outcomes) {
     if (other.is_fine) continue;
     if (other.why[0] != '\0') why = other.why;
-    budget_used -= bytes_per_rank;
     return nullptr;
   }
-  return std::unique_ptr<Segment>(new Segment(std::move(mapping), bytes_per_rank));
+  auto segment = std::unique_ptr<Segment>(new Segment(std::move(mapping), bytes_per_rank));
+  share.keep();
+  return segment;
 }
 
 }  // namespace trib

@@ -39,7 +39,7 @@ void pause_for(int& spins) {
   if (++spins % 64 == 0)
     ::sched_yield();
   else
-    __builtin_ia32_pause();
+    relax();
 }
 
 }  // namespace

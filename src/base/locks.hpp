@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Locks for short critical sections on the path of a call.
+// Locks for short critical sections on the path of a call, and how to wait for a moment.
 #pragma once
 
 #include <atomic>
 
 namespace trib {
+
+/// Between two looks at what another thread or process is to store.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 /// Seldom contended.
 class SpinLock {

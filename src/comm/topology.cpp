@@ -10,7 +10,9 @@
 #include <cerrno>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <type_traits>
 
 #include "base/error.hpp"
@@ -138,10 +140,14 @@ std::vector<Domains> ask(const Hwloc& hwloc, Config::Levels wanted) {
   return kinds;
 }
 
-/// Of this process, whose settings do not change.
+/// Each is read once per process.
 const Topology& topology_of_process(Config::Levels wanted) {
-  static const auto& topology = *new Topology(read_topology(wanted));  // MPI may end very late
-  return topology;
+  static std::mutex mutex;
+  static auto& topologies = *new std::map<Config::Levels, Topology>;  // MPI may end very late
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = topologies.try_emplace(wanted);
+  if (is_new) found->second = read_topology(wanted);
+  return found->second;
 }
 
 }  // namespace

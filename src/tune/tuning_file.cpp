@@ -26,6 +26,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/log.hpp"
 
 namespace trib {
@@ -39,6 +40,8 @@ constexpr int kVersion = 1;
 /// A thousand rows at least. Who wants to be read must be smaller, so that nothing larger is
 /// written.
 constexpr std::size_t kMostBytes = 8u << 20;
+/// For other jobs, when MPI ends. Once per process: after that nothing is written any more.
+constexpr std::chrono::seconds kPatience{2};
 
 // ------------------------------------------------------------------------------------- names of
 // values
@@ -220,27 +223,13 @@ auto order_of(const Record& record) {
 // --------------------------------------------------------------------------------------------- the
 // disk
 
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  ~Descriptor() {
-    if (number_ >= 0) ::close(number_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return number_; }
-
- private:
-  int number_;
-};
-
 [[noreturn]] void fail(const std::string& what) {
   throw Error(Code::system, what + ": " + std::strerror(errno));
 }
 
 /// What the file holds; nothing if it is not there. Throws Error if it is not to be touched.
 std::vector<Record> read(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) {
     if (errno == ENOENT || errno == ENOTDIR) return {};
     fail("cannot be read");
@@ -268,30 +257,30 @@ void make_folders(const std::string& path) {
     ::mkdir(path.substr(0, at).c_str(), 0700);  // what could not be made shows when the file is
 }
 
-void replace(const std::string& path, const std::string& text) {
-  const std::string draft = path + "." + std::to_string(::getpid()) + ".tmp";
-  ::unlink(draft.c_str());  // of a process of the same number that died
-  {
-    const Descriptor file(
-        ::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-    if (file.get() < 0) fail("cannot be written");
-    for (std::size_t at = 0; at < text.size();) {
-      const ssize_t written = ::write(file.get(), text.data() + at, text.size() - at);
-      if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) {
-        const int why = errno;
-        ::unlink(draft.c_str());
-        errno = why;
-        fail("cannot be written");
-      }
-      at += static_cast<std::size_t>(written);
-    }
-  }
-  if (::rename(draft.c_str(), path.c_str()) == 0) return;
+[[noreturn]] void drop(const std::string& draft) {
   const int why = errno;
   ::unlink(draft.c_str());
   errno = why;
   fail("cannot be written");
+}
+
+/// Under the lock: nobody else has a draft.
+void replace(const std::string& path, const std::string& text) {
+  const std::string draft = path + ".tmp";
+  ::unlink(draft.c_str());  // of a process that died
+  {
+    const File file(
+        ::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+    if (file.get() < 0) fail("cannot be written");
+    if (set_bytes(file.get(), text.size()) != 0) drop(draft);
+    for (std::size_t at = 0; at < text.size();) {
+      const ssize_t written = ::write(file.get(), text.data() + at, text.size() - at);
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) drop(draft);
+      at += static_cast<std::size_t>(written);
+    }
+  }
+  if (::rename(draft.c_str(), path.c_str()) != 0) drop(draft);
 }
 
 /// Between jobs of the same user. Whoever has it is done in milliseconds.
@@ -300,14 +289,21 @@ class Lock {
   explicit Lock(const std::string& path)
       : file_(::open((path + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
     if (file_.get() < 0) fail("cannot be written");
-    for (int tries = 0; ::flock(file_.get(), LOCK_EX | LOCK_NB) != 0; ++tries) {
-      if (tries == 200) throw Error(Code::timeout, "is locked by another job");
+  }
+  /// False: another job has it.
+  bool take(std::chrono::milliseconds patience) {
+    const auto end = std::chrono::steady_clock::now() + patience;
+    while (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
+      // Some file systems have no locks.
+      if (errno != EWOULDBLOCK && errno != EINTR) fail("cannot be locked");
+      if (std::chrono::steady_clock::now() >= end) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
+    return true;
   }
 
  private:
-  Descriptor file_;
+  File file_;
 };
 
 // ----------------------------------------------------------------------------------------- the
@@ -433,14 +429,26 @@ std::string tuning_path(std::string_view setting) {
   return folder.empty() ? "" : folder + "/tributary/tuning.json";
 }
 
+namespace {
+
+std::mutex files_mutex;
+std::map<std::string, TuningFile*>& files() {
+  static auto& map = *new std::map<std::string, TuningFile*>;  // MPI may end very late
+  return map;
+}
+
+}  // namespace
+
 TuningFile& TuningFile::of(std::string_view setting) {
-  static std::mutex mutex;
-  // Never destroyed: MPI may end very late.
-  static auto& files = *new std::map<std::string, TuningFile*>;
-  const std::lock_guard lock(mutex);
-  TuningFile*& file = files[tuning_path(setting)];
+  const std::lock_guard lock(files_mutex);
+  TuningFile*& file = files()[tuning_path(setting)];
   if (file == nullptr) file = new TuningFile(tuning_path(setting));
   return *file;
+}
+
+void TuningFile::flush_all() noexcept {
+  const std::lock_guard lock(files_mutex);
+  for (const auto& [path, file] : files()) file->flush();
 }
 
 void TuningFile::read_once() {
@@ -473,28 +481,45 @@ void TuningFile::add(const Record& record, bool is_writer) noexcept {
     records_ = merge(records_, {record});
     if (is_writer && record.is_thorough && is_usable_ && !path_.empty()) {
       unwritten_.push_back(record);
-      write();
+      write(std::chrono::milliseconds(0));
     }
   } catch (const std::exception& error) {
-    // A lock is for a while: the next one writes this one, too.
-    const auto* const known = dynamic_cast<const Error*>(&error);
-    if (known == nullptr || known->code() != Code::timeout) is_usable_ = false;
-    const bool is_unfit = known != nullptr && known->code() == Code::argument;
-    log_once(is_unfit ? Config::Log::warn : Config::Log::info,
-             "the tuning file " + path_ + " is not written: it " + error.what());
+    give_up(error);
   }
   errno = saved_errno;
 }
 
-void TuningFile::write() {
+void TuningFile::flush() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (unwritten_.empty() || !is_usable_) return;
+  const int saved_errno = errno;
+  try {
+    if (!write(kPatience)) throw Error(Code::timeout, "is locked by another job");
+  } catch (const std::exception& error) {
+    give_up(error);
+  }
+  errno = saved_errno;
+}
+
+void TuningFile::give_up(const std::exception& error) {
+  is_usable_ = false;
+  const auto* const known = dynamic_cast<const Error*>(&error);
+  const bool is_unfit = known != nullptr && known->code() == Code::argument;
+  log_once(is_unfit ? Config::Log::warn : Config::Log::info,
+           "the tuning file " + path_ + " is not written: it " + error.what());
+}
+
+bool TuningFile::write(std::chrono::milliseconds patience) {
   make_folders(path_);
-  const Lock lock(path_);
+  Lock lock(path_);
+  if (!lock.take(patience)) return false;
   const std::string text = to_text(merge(read(path_), unwritten_));
   if (text.size() > kMostBytes)
     refuse("has no room for more findings: it would be longer than " +
            std::to_string(kMostBytes >> 20) + " MiB; remove it");
   replace(path_, text);
   unwritten_.clear();
+  return true;
 }
 
 }  // namespace trib

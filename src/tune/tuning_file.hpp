@@ -3,7 +3,9 @@
 // process and adds to it what is measured. A file that is not ours is left alone.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -53,13 +55,20 @@ class TuningFile {
   /// used is reported once, and neither read nor written any more.
   std::vector<Finding> findings(const std::string& machine, Key::Place place, int ranks);
   /// Keeps a finding; the writer puts it into the file if it is thorough, beside what others wrote
-  /// there meanwhile. Never throws: what cannot be written is said once, and forgotten with the
+  /// there meanwhile. Does not wait for a job that is writing: the next add() or flush() writes
+  /// this one, too. Never throws: what cannot be written is said once, and forgotten with the
   /// process.
   void add(const Record& record, bool is_writer) noexcept;
+  /// Writes what add() could not. Waits for other jobs, two seconds at most.
+  void flush() noexcept;
+  /// The same for all files that of() gave.
+  static void flush_all() noexcept;
 
  private:
   void read_once();
-  void write();
+  /// False: another job had the lock for longer than that.
+  bool write(std::chrono::milliseconds patience);
+  void give_up(const std::exception& error);
 
   std::mutex mutex_;
   const std::string path_;  // "": none

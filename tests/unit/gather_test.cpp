@@ -80,7 +80,9 @@ TEST(Gather, ArrivesOnTheHost) {
   for (const int size : {2, 3, 5, 8}) {
     const auto errors = test::run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
       std::string why;
-      const auto channel = host_backend().open(*bootstrap, Config{}, why);
+      Config config;
+      config.attach = Config::Attach::always;
+      const auto channel = host_backend().open(*bootstrap, config, why);
       if (!channel) throw std::runtime_error(why);
       int call = 0;
       for (const Reach reach : {Reach::scratch, Reach::attach}) {

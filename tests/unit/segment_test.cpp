@@ -13,7 +13,9 @@
 
 #include <csignal>
 #include <cstring>
+#include <string>
 
+#include "base/error.hpp"
 #include "support/thread_ranks.hpp"
 
 namespace trib {
@@ -91,6 +93,40 @@ TEST(Segment, LimitOnTheSizesOfFiles) {
       EXPECT_EQ(why, "ftruncate: File too large");
     }
   EXPECT_EQ(use_segment(Config::Segment::automatic), "");
+}
+
+/// Of rank 0, whose peer is gone after so many exchanges.
+class LonelyBootstrap final : public Bootstrap {
+ public:
+  explicit LonelyBootstrap(int exchanges) : exchanges_left_(exchanges) {}
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  void exchange(const void* mine, void* all, std::size_t bytes) override {
+    shown.append(static_cast<const char*>(mine), bytes);
+    if (exchanges_left_-- == 0) throw Error(Code::peer, "rank 1 is gone");
+    for (int rank = 0; rank < size(); ++rank)
+      std::memcpy(static_cast<char*>(all) + static_cast<std::size_t>(rank) * bytes, mine, bytes);
+  }
+  void progress() override {}
+
+  std::string shown;  // to the peer
+
+ private:
+  int exchanges_left_;
+};
+
+TEST(Segment, NothingIsLeftWhereAPeerIsGone) {
+  const std::size_t used = Segment::used();
+  for (const auto mode : {Config::Segment::memfd, Config::Segment::file})
+    for (const int exchanges : {0, 1}) {
+      LonelyBootstrap bootstrap(exchanges);
+      std::string why;
+      EXPECT_THROW(Segment::open(bootstrap, kBytes, mode, why), Error);
+      EXPECT_EQ(Segment::used(), used);
+      const std::size_t at = bootstrap.shown.find("/tributary-");
+      ASSERT_EQ(at != std::string::npos, mode == Config::Segment::file);
+      EXPECT_FALSE(mode == Config::Segment::file && is_there(bootstrap.shown.c_str() + at));
+    }
 }
 
 }  // namespace

@@ -183,6 +183,10 @@ TEST(Levels, RanksAgree) {
   EXPECT_EQ(agreed(8, Config::Levels::automatic, eight), "");
   EXPECT_EQ(agreed(8, Config::Levels::socket, eight), is_known ? "0,1,0,1,0,1,0,1" : "");
   EXPECT_EQ(agreed(9, Config::Levels::automatic, bound(std::vector<int>(9, 0), 32)), "");
+  // Communicators of one process may have settings of their own.
+  const std::vector<cpu_set_t> caches = bound({0, 8, 16, 24, 1});
+  EXPECT_EQ(agreed(5, Config::Levels::socket, caches), is_known ? "0,0,1,1,0" : "");
+  EXPECT_EQ(agreed(5, Config::Levels::l3, caches), is_known ? "0,1,2,3,0" : "");
   ::unsetenv("HWLOC_SYNTHETIC");
 }
 

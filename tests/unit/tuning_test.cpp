@@ -4,18 +4,25 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <random>
 #include <set>
 #include <thread>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "comm/communicator.hpp"
 #include "support/calls.hpp"
 #include "support/sanitizer.hpp"
@@ -23,6 +30,17 @@
 #include "tune/findings.hpp"
 #include "tune/measure.hpp"
 #include "tune/tuning_file.hpp"
+
+namespace {
+bool has_locks = true;
+}  // namespace
+
+/// In place of the C library's: some file systems have no locks.
+extern "C" __attribute__((visibility("default"))) int flock(int fd, int operation) noexcept {
+  if (has_locks) return static_cast<int>(::syscall(SYS_flock, fd, operation));
+  errno = ENOLCK;
+  return -1;
+}
 
 namespace trib {
 namespace {
@@ -409,6 +427,7 @@ TEST(TuningFile, WritersDoNotLoseEachOthersRows) {
       TuningFile its(file.path);
       for (int row = 0; row < kRows; ++row)
         its.add(record("here", finding(std::size_t{1} << row, "ring", 2 + writer)), true);
+      its.flush();
     });
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(parse_records(file.text()).size(), static_cast<std::size_t>(kWriters * kRows));
@@ -428,6 +447,69 @@ TEST(TuningFile, IsNotWrittenLongerThanItIsRead) {
   EXPECT_TRUE(file.text() == before);
   EXPECT_EQ(its.findings("here", Key::Place::host, 2).size(), 2u);
   EXPECT_EQ(TuningFile(file.path).findings("here", Key::Place::host, 2).size(), 1u);
+}
+
+TEST(TuningFile, WaitsForOtherJobsOnlyAtTheEnd) {
+  const TemporaryFile file;
+  file.write("");
+  std::optional<File> other_job(
+      ::open((file.path + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  ASSERT_EQ(::flock(other_job->get(), LOCK_EX), 0);
+  TuningFile its(file.path);
+  const auto begin = std::chrono::steady_clock::now();
+  its.add(record("here", finding(1 * KiB, "ring")), true);
+  its.add(record("here", finding(4 * KiB, "ring")), true);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(500));
+  EXPECT_EQ(file.text(), "");
+  std::thread soon([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    other_job.reset();
+  });
+  its.flush();
+  soon.join();
+  EXPECT_EQ(parse_records(file.text()).size(), 2u);
+
+  // What was left before comes with what is new.
+  other_job.emplace(::open((file.path + ".lock").c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(::flock(other_job->get(), LOCK_EX), 0);
+  its.add(record("here", finding(16 * KiB, "ring")), true);
+  other_job.reset();
+  its.add(record("here", finding(64 * KiB, "ring")), true);
+  EXPECT_EQ(parse_records(file.text()).size(), 4u);
+}
+
+TEST(TuningFile, IsNotWrittenWhereThereAreNoLocks) {
+  const TemporaryFile file;
+  TuningFile its(file.path);
+  const auto begin = std::chrono::steady_clock::now();
+  has_locks = false;
+  its.add(record("here", finding(1 * KiB, "ring")), true);
+  its.flush();
+  has_locks = true;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(500));
+  EXPECT_EQ(its.findings("here", Key::Place::host, 2).size(), 1u);
+  EXPECT_FALSE(std::filesystem::exists(file.path));
+}
+
+/// write() by itself would end the process.
+TEST(TuningFile, LimitOnTheSizesOfFiles) {
+  const TemporaryFile file;
+  file.write("");
+  // Of a job that was killed.
+  const std::string draft = file.path + ".tmp";
+  std::ofstream(draft) << "half a";
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit less{100, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &less), 0);
+  TuningFile(file.path).add(record("here", finding(1 * KiB, "ring")), true);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_EQ(file.text(), "");
+  EXPECT_FALSE(std::filesystem::exists(draft));
+  std::ofstream(draft) << "half a";
+  TuningFile(file.path).add(record("here", finding(1 * KiB, "ring")), true);
+  EXPECT_EQ(parse_records(file.text()).size(), 1u);
+  EXPECT_FALSE(std::filesystem::exists(draft));
 }
 
 TEST(TuningFile, LeavesAloneWhatIsNotItsOwn) {

@@ -17,6 +17,7 @@
 #include "backend/cuda/mapped_program.hpp"
 #include "backend/cuda/memory.hpp"
 #include "backend/cuda/program.hpp"
+#include "base/locks.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
 
@@ -573,7 +574,7 @@ bool Channel::await(std::uint64_t number, int polls) {
       if (++stalls_ % 4096 == 0) check_stream();
       return false;
     }
-    __builtin_ia32_pause();
+    relax();
   }
   check_result();
   return true;

@@ -15,6 +15,7 @@
 // Between calls nothing of this is needed: a rank leaves a call when all its pushes and moves are
 // done, and ranks meet before the next.
 #include "backend/cuda/copy_program.hpp"
+#include "base/locks.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -124,7 +125,7 @@ bool CopyProgram::advance(int polls) {
   // A look at everything takes as long as some dozen looks at one word.
   for (int poll = 0; !work(); poll += 16) {
     if (poll >= polls) return false;
-    __builtin_ia32_pause();
+    relax();
   }
   if (is_aside_) {
     const CUstream stream = channel_.copy_engine_->work_stream_;

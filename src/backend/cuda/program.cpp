@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "backend/cuda/inboxes.hpp"
+#include "base/locks.hpp"
 
 namespace trib::cuda {
 namespace {
@@ -668,7 +669,7 @@ bool Program::advance(int polls) {
       if (++stalls_ % 4096 == 0) channel_.check_stream();
       return false;
     }
-    __builtin_ia32_pause();
+    relax();
   }
   channel_.check_result();
   if (is_aside_) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backend/cuda/sharing.hpp"
 
+#include "base/locks.hpp"
 #include "schedule/share.hpp"
 
 namespace trib::cuda {
@@ -80,7 +81,7 @@ bool Sharing::await(std::uint64_t number, int polls) const {
   // Acquire: pairs with end(); what the kernel wrote comes before.
   for (int poll = 0; leaders.done.load(std::memory_order_acquire) < number; ++poll) {
     if (poll >= polls) return false;
-    __builtin_ia32_pause();
+    relax();
   }
   return true;
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "backend/host/attach.hpp"
+#include "base/locks.hpp"
 
 namespace trib::host {
 namespace {
@@ -21,14 +22,6 @@ constexpr std::size_t kBounceBytes = 64 << 10;
 /// on an Intel Xeon of 64 cores, 2026-11-21, `trib bench reduce -n 64 --mpi intel`: 1.79 us rather
 /// than 2.00 for 64 B, 5.27 rather than 5.54 for 4 KiB.
 constexpr int kLookAhead = 8;
-
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 /// Of a clock that takes little to read: 2 to 4 in a nanosecond, or one.
 inline std::uint64_t ticks() {
