@@ -52,16 +52,18 @@ Shape Group::shape_as_known(Collective collective, int root) const {
   return shape;
 }
 
-const Schedule& Group::schedule(Collective collective, const Choice& choice, int root) {
+std::shared_ptr<const Schedule> Group::schedule(Collective collective, const Choice& choice,
+                                                int root) {
+  constexpr std::size_t kMost = 16;
   const std::lock_guard lock(mutex_);
-  const auto [found, is_new] =
-      schedules_.try_emplace({collective, choice.algorithm, root, choice.reach});
-  if (is_new) {
-    const Shape all = shape_as_known(collective, root);
-    found->second = std::move(lower(all_ranks(*choice.algorithm, all), all,
-                                    choice.reach)[static_cast<std::size_t>(rank)]);
-  }
-  return found->second;
+  const std::tuple key(collective, choice.algorithm, root, choice.reach);
+  if (const auto known = schedules_.find(key); known != schedules_.end()) return known->second;
+  const Shape all = shape_as_known(collective, root);
+  auto made = std::make_shared<const Schedule>(std::move(
+      lower(all_ranks(*choice.algorithm, all), all, choice.reach)[static_cast<std::size_t>(rank)]));
+  if (schedules_.size() == kMost) schedules_.clear();
+  schedules_.emplace(key, made);
+  return made;
 }
 
 Plans::Plans(Group& group, HostChannel& channel, std::size_t rows, bool has_no_data)
@@ -137,10 +139,10 @@ Loaded& Plans::load(const Request& request, const Choice& choice, DeviceChannel*
     loaded.program = device->load(all, choice.engine);
     loaded.has_no_room = loaded.program == nullptr;
   } else {
-    const Schedule& schedule = group_.schedule(request.collective, choice, request.root);
-    loaded.chunks = static_cast<std::size_t>(schedule.chunks);
-    loaded.parts = static_cast<std::size_t>(schedule.parts);
-    loaded.program = channel_.load(schedule);
+    const auto schedule = group_.schedule(request.collective, choice, request.root);
+    loaded.chunks = static_cast<std::size_t>(schedule->chunks);
+    loaded.parts = static_cast<std::size_t>(schedule->parts);
+    loaded.program = channel_.load(*schedule);
   }
   return loaded;
 }
@@ -215,6 +217,7 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
   const std::size_t element = bytes(request.dtype);
   const bool is_device = is_on_device(route);
   if (!is_device) device = nullptr;
+  path.is_made = false;
   path.choice = choice;
   // Packets are twice the bytes, and come one by one: over the bus that soon costs more than flags.
   constexpr std::size_t kPacketsOverBus = 8 << 10;

@@ -40,11 +40,15 @@ struct Group {
   /// uses the findings of the time when it was asked for, and shares them until then.
   const Findings& findings() const { return *findings_; }
   const std::shared_ptr<const Findings>& shared_findings() const { return findings_; }
-  void set(Findings findings) { findings_ = std::make_shared<const Findings>(std::move(findings)); }
+  void set(Findings findings) {
+    findings.generation = findings_->generation + 1;
+    findings_ = std::make_shared<const Findings>(std::move(findings));
+  }
   int nodes() const { return 1 + *std::max_element(node_of.begin(), node_of.end()); }
 
-  /// This rank's lowered schedule, made when it is asked for first.
-  const Schedule& schedule(Collective collective, const Choice& choice, int root);
+  /// This rank's lowered schedule. Of those that programs have been made of, the latest few are
+  /// kept: each has the slots of all ranks, and there may be one for each root.
+  std::shared_ptr<const Schedule> schedule(Collective collective, const Choice& choice, int root);
   Shape shape(Collective collective, int root) const;
 
   /// Each rank's device, once it is known that kernels serve ranks that share one. Set by the
@@ -61,7 +65,8 @@ struct Group {
 
   mutable std::mutex mutex_;
   Level device_of_;
-  std::map<std::tuple<Collective, const Algorithm*, int, Reach>, Schedule> schedules_;
+  std::map<std::tuple<Collective, const Algorithm*, int, Reach>, std::shared_ptr<const Schedule>>
+      schedules_;
   std::shared_ptr<const Findings> findings_ = std::make_shared<const Findings>();
 };
 
@@ -98,9 +103,16 @@ struct Path {
   bool is_made = false;
   Choice choice;
   Loaded* loaded = nullptr;
+  /// Of the findings that were looked at; kFixed: of none, the choice was the caller's.
+  std::uint64_t generation = 0;
+  static constexpr std::uint64_t kFixed = UINT64_MAX;
   std::vector<std::size_t> chunk_begin;
   Arguments arguments;
   std::unique_ptr<Binding> binding;
+
+  bool is_made_by(const Findings& findings) const {
+    return is_made && (generation == findings.generation || generation == kFixed);
+  }
 };
 
 struct Plan {
@@ -144,21 +156,26 @@ class Plans {
   /// device's channel; it is used on its routes only.
   Path& path(Plan& plan, Route route, const Findings& findings, DeviceChannel* device = nullptr) {
     Path& path = plan.paths[static_cast<std::size_t>(route)];
-    if (!path.is_made) [[unlikely]]
+    if (!path.is_made_by(findings)) [[unlikely]] {
       make_path(plan, path, route, choose(plan, route, findings), device);
+      path.generation = findings.generation;
+    }
     return path;
   }
   /// The same for a choice of the caller's, or the default where that has no room.
   Path& path(Plan& plan, Route route, const Choice& choice, DeviceChannel* device = nullptr) {
     Path& path = plan.paths[static_cast<std::size_t>(route)];
     make_path(plan, path, route, choice, device);
+    path.generation = Path::kFixed;
     return path;
   }
   /// False: kernels have no room for what the tables say, on all ranks alike. Then there is no path
   /// for `route`.
   bool can_use(Plan& plan, Route route, const Findings& findings, DeviceChannel* device) {
     Path& path = plan.paths[static_cast<std::size_t>(route)];
-    return path.is_made || make_path_for(choose(plan, route, findings), plan, path, route, device);
+    if (path.is_made_by(findings)) return true;
+    path.generation = findings.generation;
+    return make_path_for(choose(plan, route, findings), plan, path, route, device);
   }
   /// Makes `path` for a choice of the caller's. False: it has no room.
   bool make_path_for(const Choice& choice, const Plan& plan, Path& path, Route route,

@@ -70,6 +70,9 @@ class Findings {
 
   const std::vector<Finding>& rows() const { return rows_; }
 
+  std::uint64_t generation = 0;  ///< of those that a communicator has had: what was chosen by an
+                                 ///< earlier one is to be chosen anew
+
  private:
   const Finding* nearest(const Key& key, Config::Determinism freedom) const;
 
