@@ -225,6 +225,8 @@ class HostChannel {
   /// As check_alive() of all ranks, but for those that have taken leave: they may have ended as
   /// they should.
   virtual void check_all_alive() = 0;
+  /// Throws Error if some other rank has poisoned its channel.
+  virtual void check_none_failed() const = 0;
   /// This rank makes no more calls on the channel. Whether no peer will either: each has taken
   /// leave, has failed, or is gone.
   virtual bool have_all_left() = 0;

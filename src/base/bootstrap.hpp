@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 
 namespace trib {
 
@@ -15,6 +16,9 @@ class Bootstrap {
   virtual int size() const = 0;
   /// Allgather: `all` has size() x bytes, in rank order. Collective; slow is fine.
   virtual void exchange(const void* mine, void* all, std::size_t bytes) = 0;
+  /// `look` is called now and then while exchange() waits, and what it throws ends the wait, where
+  /// that is in this class's hands.
+  virtual void watch(std::function<void()> /*look*/) {}
   /// Called from every wait for a peer, about once per microsecond: keeps the host program's own
   /// messages moving.
   virtual void progress() = 0;

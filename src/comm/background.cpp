@@ -267,16 +267,16 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
   // To the bits of a blocking call.
   const Route as = task.is_staged_ && route == Route::host ? Route::staged : route;
   const Choice choice = way && !task.meets_ ? *way : sketch.choose(plan, as, group_.findings());
-  const Schedule& schedule = group_.schedule(request.collective, choice, request.root);
-  const std::size_t longest = sketch.longest_chunk_of(plan, schedule);
-  const std::size_t units = static_cast<std::size_t>(std::max(schedule.units, 1));
+  const auto schedule = group_.schedule(request.collective, choice, request.root);
+  const std::size_t longest = sketch.longest_chunk_of(plan, *schedule);
+  const std::size_t units = static_cast<std::size_t>(std::max(schedule->units, 1));
   const std::size_t least = units * 64;
   std::size_t wanted = units * (std::min(choice.slice_bytes, longest) + 63) / 64 * 64;
   wanted = std::clamp(wanted, least, std::max(least, kMostBytes));
   const bool is_short = longest <= wanted / units || group_.size == 2;
   const bool turns =
       task.may_turn_ && route == Route::host && plan.bytes >= HostChannel::kLeastTurned && is_short;
-  const int flags = std::max(schedule.flags, kLeastFlags);
+  const int flags = std::max(schedule->flags, kLeastFlags);
   for (;; wanted = std::max(least, wanted / 8)) {
     // Hundreds of them do not take what later communicators need: they go in smaller pieces.
     const std::size_t spare = wanted > least ? kSegmentBudget / 2 : 0;
@@ -655,6 +655,7 @@ void Background::diagnose(const Task& task, int peer) {
   else
     lane.channel->diagnose(lane.absent, 0);
   if (task.own_lane_ == nullptr) main_.check_order(peer);  // starts may come in any
+  main_.check_none_failed();  // a rank may have failed before it had this lane
 }
 
 void Background::check_alive(const Task& task, int peer) {

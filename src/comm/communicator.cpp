@@ -270,7 +270,7 @@ void Communicator::meet(const Card& card, bool looks_ahead) {
   const auto step = [&](int polls) {
     int absent = channel_->absent();
     for (int poll = 0; absent >= 0 && poll < polls; ++poll) {
-      __builtin_ia32_pause();
+      relax();
       absent = channel_->absent();
     }
     return absent < 0 ? kDone : absent;
@@ -942,7 +942,11 @@ bool Communicator::test(Task& task) {
     drive();
     if (!task.is_done()) {
       look_after(task);
-      if (!task.is_done()) return false;
+      if (!task.is_done()) {
+        // Programs that test in a loop would keep the core from those that they wait for.
+        if (group_.is_crowded) ::sched_yield();
+        return false;
+      }
     }
   }
   end(task);
@@ -1049,19 +1053,27 @@ void Communicator::fail() {
 }
 
 void Communicator::fail(const Error& error) {
+  give_up(error);
+  throw error;
+}
+
+void Communicator::give_up(const Error& error) noexcept {
   {
     // Several threads may come here at once, with requests of their own. None leaves before peers
     // can see that this rank failed.
     const std::lock_guard lock(failure_mutex_);
     if (!has_failed_.load(std::memory_order_relaxed)) {
-      failure_ = error.what();
+      try {
+        failure_ = error.what();
+      } catch (const std::bad_alloc&) {
+        failure_ = "out of memory";  // short enough to need none
+      }
       has_failed_.store(true, std::memory_order_release);
       if (channel_) channel_->poison(failure_);
       devices_.poison(failure_);
     }
   }
   if (background_) background_->fail(error);
-  throw error;
 }
 
 /// The first large call. It meets on the small segment first: ranks that disagree must not enter
@@ -1191,6 +1203,8 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
       log_once(Config::Log::warn, "no shared memory, all reductions are left to the MPI: " + why);
     return;
   }
+  // A rank that fails where the others go on to an exchange never comes there.
+  bootstrap_->watch([this] { channel_->check_none_failed(); });
   group_.levels = agree_on_levels(*bootstrap_, group_.config, bindings);
   adopt(Key::Place::host);
   plans_ = std::make_unique<Plans>(group_, *channel_, kPlans, /*has_no_data=*/false);

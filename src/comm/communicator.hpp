@@ -75,6 +75,9 @@ class Communicator {
   /// Throws Error once something has gone wrong: from then on nothing may be served here, nor left
   /// to the MPI, where calls may meet what other ranks have begun.
   void check_usable() const;
+  /// Something has: what was begun in the background ends with `error`, and so does what peers wait
+  /// for here. The first error is the one that all later calls name.
+  void give_up(const Error& error) noexcept;
 
   /// Tells peers that this rank's next call on the communicator is left to the MPI, so that ranks
   /// which disagree get an error instead of a hang. To be called once per declined call. `root`: of

@@ -102,6 +102,7 @@ bool MpiBootstrap::wait(MPI_Request& request) const {
   // Only who is found dead twice is missed: what it sent before may be on its way.
   std::size_t suspect = processes_.size();
   const std::function<void()> look = [&] {
+    if (look_) look_();
     for (std::size_t rank = 0; rank < processes_.size(); ++rank) {
       const ProcessId& process = processes_[rank];
       if (!can_see(process) || !is_gone(process)) continue;
@@ -124,25 +125,74 @@ bool MpiBootstrap::wait(MPI_Request& request) const {
   return wait_for(request, timeout_ > 0 ? timeout_ - kPatience : 0, look);
 }
 
+namespace {
+constexpr char kWell = 0, kFailed = 1;  // what ranks say of themselves
+}  // namespace
+
 void MpiBootstrap::exchange(const void* mine, void* all, std::size_t bytes) {
   if (bytes == 0) return;
   if (bytes > INT_MAX) throw Error(Code::internal, "exchange: too many bytes for one MPI call");
-  // The MPI works on copies: where not all ranks come it may still write to them, and then they are
-  // left to it.
   const std::size_t size = static_cast<std::size_t>(size_);
-  auto buffers = std::make_unique<std::vector<char>>((size + 1) * bytes);
+  // All that may fail on this rank alone comes before the others count on it.
+  auto buffers = std::make_unique<std::vector<char>>((size + 1) * (bytes + 1));
   std::memcpy(buffers->data(), mine, bytes);
   char* const received = buffers->data() + bytes;
-  MPI_Request request;
-  check(library().Iallgather(buffers->data(), static_cast<int>(bytes), MPI_BYTE, received,
-                             static_cast<int>(bytes), MPI_BYTE, comm(), &request),
-        "MPI_Iallgather");
-  std::vector<char>* const left_to_mpi = buffers.release();
-  if (!wait(request))
-    throw Error(Code::timeout, "setting up the communicator: not all ranks arrived within " +
-                                   std::to_string(timeout_) + " s (TRIB_TIMEOUT)");
-  buffers.reset(left_to_mpi);
+  if (!is_set_up_) ask_all(buffers, received + size * bytes);
+  gather(buffers, buffers->data(), received, bytes);
   std::memcpy(all, received, size * bytes);
+}
+
+/// Allgather between places in `buffers`. The MPI works on copies: where not all ranks come it may
+/// still write to them, and then they are left to it. Throws ExchangeFailed.
+void MpiBootstrap::gather(Buffers& buffers, const char* mine, char* all, std::size_t bytes) const {
+  try {
+    MPI_Request request;
+    check(library().Iallgather(mine, static_cast<int>(bytes), MPI_BYTE, all,
+                               static_cast<int>(bytes), MPI_BYTE, comm(), &request),
+          "MPI_Iallgather");
+    std::vector<char>* const left_to_mpi = buffers.release();
+    if (!wait(request))
+      throw Error(Code::timeout, "setting up the communicator: not all ranks arrived within " +
+                                     std::to_string(timeout_) + " s (TRIB_TIMEOUT)");
+    buffers.reset(left_to_mpi);
+  } catch (const Error& error) {
+    throw ExchangeFailed(error.code(), error.what());
+  }
+}
+
+/// `states`: room for size() + 1.
+void MpiBootstrap::ask_all(Buffers& buffers, char* states) const {
+  *states = kWell;
+  gather(buffers, states, states + 1, 1);
+  for (int rank = 0; rank < size_; ++rank)
+    if (states[1 + rank] != kWell)
+      throw ExchangeFailed(Code::peer,
+                           "setting up the communicator: rank " + std::to_string(rank) + " failed");
+}
+
+void MpiBootstrap::end_set_up() {
+  auto buffers = std::make_unique<std::vector<char>>(static_cast<std::size_t>(size_) + 1);
+  ask_all(buffers, buffers->data());
+  is_set_up_ = true;
+}
+
+void MpiBootstrap::tell_failure(MPI_Comm comm) noexcept {
+  // There may be no memory.
+  constexpr int kMostRanks = 16 << 10;
+  static char states[kMostRanks];
+  static const char mine = kFailed;
+  const Library& mpi = library();
+  int size = 0;
+  MPI_Request request;
+  if (mpi.Comm_size(comm, &size) != MPI_SUCCESS || size > kMostRanks ||
+      mpi.Iallgather(&mine, 1, MPI_BYTE, states, 1, MPI_BYTE, comm, &request) != MPI_SUCCESS)
+    return;
+  try {
+    constexpr double kPatience = 5;  // seconds
+    wait_for(request, kPatience);
+  } catch (const std::exception&) {
+    // Those who wait find out whether this rank lives.
+  }
 }
 
 void MpiBootstrap::progress() {

@@ -5,21 +5,38 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/bootstrap.hpp"
+#include "base/error.hpp"
 #include "base/process.hpp"
 #include "mpi/mpi_header.hpp"
 
 namespace trib::mpi {
 
+/// What exchange() throws: whatever it was, the other ranks need not be told.
+class ExchangeFailed : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Until end_set_up() ranks ask each other before each exchange whether all are well. A rank that
+/// fails where the others go on says so by tell_failure(), once, in place of its next exchange.
 class MpiBootstrap : public Bootstrap {
  public:
   MpiBootstrap(MPI_Comm comm, int rank, int size, double timeout);
 
+  /// Collective: the last occasion for tell_failure(). Throws ExchangeFailed.
+  void end_set_up();
+  /// Of a rank of `comm`, which others set up.
+  static void tell_failure(MPI_Comm comm) noexcept;
+
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void exchange(const void* mine, void* all, std::size_t bytes) override;
+  void watch(std::function<void()> look) override { look_ = std::move(look); }
   void progress() override;
   /// Says which process is which rank: exchange() looks from then on whether all live, and gives up
   /// if one does not. Those of MPI_COMM_WORLD are known in all communicators made later.
@@ -35,12 +52,17 @@ class MpiBootstrap : public Bootstrap {
   bool has_returned_errors() const { return has_returned_errors_; }
 
  private:
+  using Buffers = std::unique_ptr<std::vector<char>>;
+  void gather(Buffers& buffers, const char* mine, char* all, std::size_t bytes) const;
+  void ask_all(Buffers& buffers, char* states) const;
   bool wait(MPI_Request& request) const;
   void find_in_world();
 
   std::atomic<MPI_Comm> comm_;
   int rank_, size_;
-  double timeout_;                    // seconds, 0: none
+  double timeout_;  // seconds, 0: none
+  bool is_set_up_ = false;
+  std::function<void()> look_;        // watch()'s
   std::vector<ProcessId> processes_;  // empty: not known
   bool has_returned_errors_ = false;
 };

@@ -12,9 +12,11 @@
 #include "mpi/bootstrap.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
+#include "mpi/report.hpp"
 #include "mpi/stats.hpp"
 #include "mpi/translate.hpp"
 #include "tune/select.hpp"
+#include "tune/tuning_file.hpp"
 
 namespace trib::mpi {
 
@@ -144,14 +146,24 @@ void set_up(MPI_Comm comm, Member& member) {
   // The defaults, if there was an error.
   const Config& config = member.config ? *member.config : read_settings_once().config;
   do_or_fail(member, [&] {
-    auto bootstrap = std::make_unique<MpiBootstrap>(comm, member.rank, member.size, config.timeout);
-    MpiBootstrap* const its_bootstrap = bootstrap.get();
-    agree_on_settings(*bootstrap, member);
-    member.communicator =
-        std::make_shared<Communicator>(std::move(bootstrap), config, is_amid_crowd.load());
-    if (member.communicator->is_crowded()) is_amid_crowd = true;
-    member.bootstrap = its_bootstrap;
+    try {
+      auto bootstrap =
+          std::make_unique<MpiBootstrap>(comm, member.rank, member.size, config.timeout);
+      MpiBootstrap* const its_bootstrap = bootstrap.get();
+      agree_on_settings(*bootstrap, member);
+      auto communicator =
+          std::make_shared<Communicator>(std::move(bootstrap), config, is_amid_crowd.load());
+      its_bootstrap->end_set_up();
+      member.communicator = std::move(communicator);
+      member.bootstrap = its_bootstrap;
+    } catch (const ExchangeFailed&) {
+      throw;
+    } catch (...) {
+      MpiBootstrap::tell_failure(comm);
+      throw;
+    }
   });
+  if (member.communicator->is_crowded()) is_amid_crowd = true;
   if (const Decline* reason = member.communicator->declined()) member.declined = *reason;
 }
 
@@ -205,8 +217,28 @@ Member* look_up_member(MPI_Comm comm) {
   return result;
 }
 
+int end_with_error(MPI_Comm comm, const std::exception& error, bool is_in_mpi) {
+  const Member* const member = is_in_mpi ? nullptr : find_member(comm);
+  if (member && member->communicator) {
+    const auto* const known = dynamic_cast<const Error*>(&error);
+    member->communicator->give_up(known != nullptr ? *known : Error(Code::system, error.what()));
+  }
+  return raise(comm, error, is_in_mpi);
+}
+
 Member* make_member(MPI_Comm comm) {
-  Member* const member = look_up_member(comm);
+  Member* member = nullptr;
+  try {
+    member = look_up_member(comm);
+  } catch (...) {
+    MpiBootstrap::tell_failure(comm);
+    // Nor later: what was missing may be there by now.
+    if (Member* const its = look_up_member(comm)) {
+      its->declined.reset();
+      its->failure = "out of memory";
+    }
+    throw;
+  }
   if (member && member->declined == Decline::not_set_up) set_up(comm, *member);
   return member;
 }
@@ -268,7 +300,7 @@ void change_setting(MPI_Comm comm, const char* variable, const char* value) {
   std::string trouble;
   try {
     config = changed_config(*member, variable, value);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     trouble = error.what();
   }
   // A value that one rank refuses holds on none, and no rank is left waiting.
@@ -327,6 +359,7 @@ bool is_job_mixed() { return is_mixed; }
 void free_members() {
   forget_world();
   for (const std::uintptr_t word : members->clear()) retire(word);
+  TuningFile::flush_all();
 }
 
 }  // namespace trib::mpi

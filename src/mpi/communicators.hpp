@@ -71,6 +71,11 @@ inline void check_usable(const Member& member) {
   if (member.communicator) member.communicator->check_usable();
 }
 
+/// A call on `comm` ends with `error` on this rank before its peers could hear of it: they must not
+/// take its next call for this one. (What the MPI itself reports is none of them.) Returns or
+/// throws what the call does.
+int end_with_error(MPI_Comm comm, const std::exception& error, bool is_in_mpi);
+
 /// Stands around the MPI's own MPI_Comm_free and MPI_Comm_disconnect. MPIs delete the newest
 /// attributes first: where the program reduces in a callback of an older one, our attribute and the
 /// Member are gone. A new Member's attribute would come too late to be deleted, and the next

@@ -97,7 +97,7 @@ int intercept(const Call& call, Original original) {
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
     // Peers may be waiting for us: too late to fall back.
-    return raise(call.comm, error, is_in_mpi);
+    return end_with_error(call.comm, error, is_in_mpi);
   }
 }
 

@@ -100,8 +100,8 @@ int leave_request_to_mpi(const Call& call, Decline reason, MPI_Request* request,
   return with_buffers_on_host(passed, request, original);
 }
 
-/// What a request's call has to pass before it is ours: fills in `reduction`. A value: it was left to
-/// the MPI, with that status. Throws Error.
+/// What a request's call has to pass before it is ours: fills in `reduction`. A value: it was left
+/// to the MPI, with that status. Throws Error.
 template <class Leave>
 std::optional<int> leave_unless_ours(const Call& call, Member& member, Request& reduction,
                                      const Leave& leave) {
@@ -143,7 +143,7 @@ int post(const Call& call, MPI_Request* request, Original original) {
     member->was_left_to_mpi = false;
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
-    return raise(call.comm, error, is_in_mpi);
+    return end_with_error(call.comm, error, is_in_mpi);
   }
 }
 
@@ -171,7 +171,7 @@ int prepare(const Call& call, MPI_Request* request, Original original) {
     member->has_used_requests = true;
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
-    return raise(call.comm, error, is_in_mpi);
+    return end_with_error(call.comm, error, is_in_mpi);
   }
 }
 

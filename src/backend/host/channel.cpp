@@ -132,7 +132,8 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   std::vector<Hello> all(size);
   bootstrap.exchange(&mine, all.data(), sizeof mine);
 
-  bool can_attach = config.attach != Config::Attach::off;
+  const bool wants_to_attach = config.attach == Config::Attach::always;  // the same on all ranks
+  bool can_attach = wants_to_attach;
   channel->can_see_processes_ = true;
   for (int rank = 0; rank < channel->size_; ++rank) {
     Peer& peer = channel->peers_[rank];
@@ -145,11 +146,13 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
                  read_process(peer.process.pid, all[rank].nonce_at, &seen, sizeof seen) &&
                  seen == all[rank].nonce;
   }
-  std::vector<char> answers(size);
-  const char answer = can_attach ? 1 : 0;
-  bootstrap.exchange(&answer, answers.data(), 1);
-  channel->can_attach_ =
-      std::all_of(answers.begin(), answers.end(), [](char yes) { return yes != 0; });
+  if (wants_to_attach) {
+    std::vector<char> answers(size);
+    const char answer = can_attach ? 1 : 0;
+    bootstrap.exchange(&answer, answers.data(), 1);
+    channel->can_attach_ =
+        std::all_of(answers.begin(), answers.end(), [](char yes) { return yes != 0; });
+  }
   channel->current_ = {};
   return channel;
 }
@@ -324,6 +327,18 @@ int Channel::missing() {
   return missing;
 }
 
+void Channel::check_not_failed(int peer) const {
+  const State& state = peers_[static_cast<std::size_t>(peer)].control->state;
+  if (state.failed.load(std::memory_order_acquire) != 0)
+    throw Error(Code::peer, "rank " + std::to_string(peer) + " failed: " +
+                                std::string(state.why, strnlen(state.why, sizeof state.why)));
+}
+
+void Channel::check_none_failed() const {
+  for (int rank = 0; rank < size_; ++rank)
+    if (rank != rank_) check_not_failed(rank);
+}
+
 void Channel::diagnose(int blocked_on, std::uint64_t position) {
   if (blocked_on < 0) return;
   const State& state = peers_[blocked_on].control->state;
@@ -331,9 +346,7 @@ void Channel::diagnose(int blocked_on, std::uint64_t position) {
   // side it is seen first.
   const std::uint64_t call = state.call.load(std::memory_order_acquire);
   if (call >= current_.call) compare(blocked_on);
-  if (state.failed.load(std::memory_order_acquire) != 0)
-    throw Error(Code::peer, "rank " + std::to_string(blocked_on) + " failed: " +
-                                std::string(state.why, strnlen(state.why, sizeof state.why)));
+  check_not_failed(blocked_on);
   if (call > current_.call) {
     // Whatever the peer gave us in this call was visible before we saw it in a later one. If we
     // still stand where we stood then, it gave us nothing: it was in another kind of call.

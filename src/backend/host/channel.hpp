@@ -129,6 +129,7 @@ class Channel final : public HostChannel {
   void check_alive(int blocked_on) override;
   void check_calls() override;
   void check_all_alive() override;
+  void check_none_failed() const override;
   bool have_all_left() override;
   void poison(const std::string& why) noexcept override;
   std::uint32_t show_wait(int peer) override;
@@ -157,6 +158,7 @@ class Channel final : public HostChannel {
   std::size_t lay_out(const Room& room);
   void map_control(std::shared_ptr<Segment> segment, std::size_t at);
   [[noreturn]] void disagree(int peer) const;
+  void check_not_failed(int peer) const;
   void compare(int peer);
 
   Bootstrap& bootstrap_;
