@@ -166,6 +166,41 @@ void disturb() {
       std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
+TEST(Plans, FindingsReachThoseThatAreThere) {
+  const auto errors = run_ranks(2, [](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Group group;
+    group.rank = rank;
+    group.size = 2;
+    group.node_of = {0, 0};
+    std::string why;
+    const auto channel = host_backend().open(*bootstrap, group.config, why);
+    ASSERT_NE(channel, nullptr) << why;
+    Plans plans(group, *channel, 4, /*has_no_data=*/false);
+    Request request;
+    request.dtype = Dtype::i32;
+    request.count = 1000;
+    const auto algorithm = [&] {
+      return plans.path(plans.find(request), Route::host, group.findings()).choice.algorithm->name;
+    };
+    EXPECT_EQ(algorithm(), "one_shot");
+    Finding finding;
+    finding.freedom = Config::Determinism::any;
+    finding.bytes = 4000;
+    finding.is_default = false;
+    std::strcpy(finding.best.algorithm, "two_shot");
+    finding.best.slice_bytes = 256 << 10;
+    group.set(group.findings().with(finding));
+    EXPECT_EQ(algorithm(), "two_shot");
+    // But what its caller has chosen stays.
+    Choice choice = plans.choose(plans.find(request), Route::host, group.findings());
+    choice.algorithm = find_algorithm("ring");
+    plans.path(plans.find(request), Route::host, choice);
+    group.set(Findings());
+    EXPECT_EQ(algorithm(), "ring");
+  });
+  expect_no_errors(errors, "2 ranks");
+}
+
 TEST(Communicator, StressWithRandomDelays) {
   void (*const set)(void (*)()) = find_disturb();
   ASSERT_NE(set, nullptr);
