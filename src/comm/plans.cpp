@@ -14,10 +14,12 @@ namespace {
 
 /// Results of at least so many bytes are stored past the caches, ...
 constexpr std::size_t kStreamBytes = 8u << 20;
-/// ... and all ranks' results, where together they are so many. 64 ranks on an Intel Xeon of 64
-/// cores and 300 MiB of L3 cache, 2026-11-21, `trib bench allreduce -n 64`: 2.63 ms rather
-/// than 3.43 for 3 MiB, 1.88 rather than 1.97 for 2 MiB; for 1 MiB it does not pay.
-constexpr std::size_t kStreamTotal = 128u << 20;
+/// ... and all ranks' results, where each has so many, more than stay in the cache of a core, and
+/// together they are so many. Intel Xeons, `trib bench allreduce --compare mpi`, 2026-11-21: 64
+/// ranks, 3.43 ms before and 2.63 since for 3 MiB, 1.97 and 1.88 for 2 MiB, for 1 MiB it does not
+/// pay; 2026-11-25, Intel MPI's time over ours: 16 ranks, 0.70 and 0.91 for 2 MiB, 0.61 and 0.97 for
+/// 4; 8 ranks, 0.76 and 0.98, 0.66 and 0.96.
+constexpr std::size_t kStreamEach = 2u << 20, kStreamTotal = 16u << 20;
 
 /// Passes of shorter slices take a contiguous piece of the vector. There, of 4 KiB: 13.9 ms rather
 /// than 14.8 for 16 MiB.
@@ -260,9 +262,9 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
   arguments.is_large = (slice > fit(false) || slice >= HostChannel::kLeastTurned) && !has_no_data_;
   slice = std::min(slice, fit(arguments.is_large));
   const bool is_everywhere = request.collective == Collective::allreduce;
-  const bool is_streamed =
-      plan.bytes >= kStreamBytes ||
-      (is_everywhere && plan.bytes * static_cast<std::size_t>(group_.size) >= kStreamTotal);
+  const bool is_streamed = plan.bytes >= kStreamBytes ||
+                           (is_everywhere && plan.bytes >= kStreamEach &&
+                            plan.bytes * static_cast<std::size_t>(group_.size) >= kStreamTotal);
   arguments.store = is_streamed ? Store::stream : Store::cached;
   if (slice > 64 && slice < longest) slice = slice / 64 * 64;
   arguments.slice = std::max<std::size_t>(slice / element, 1);

@@ -47,7 +47,8 @@ struct Row {
 // 6, 8 and 16 ranks there and of 24 and 32 on 32 cores on the day after, with 3 to 7 launches of
 // each way in turns. 2 ranks again on 2026-11-22, while the two cores shared a cache and while they
 // did not: the rows are those that lose least in either state. Slices of their Reduce: on an AMD
-// EPYC (Zen 4) of 2 cores, where the root folds one while the other rank copies the next.
+// EPYC (Zen 4) of 2 cores, where the root folds one while the other rank copies the next. Reduces
+// of 31 ranks, which are no power of two: on 32 cores on 2026-11-25.
 // clang-format off
 constexpr Row kAllreduce[] = {
     {2,    512 * KiB, "one_shot"},
@@ -80,6 +81,7 @@ constexpr Row kReduce[] = {
     {16,   kAll,      "rootless", 128 * KiB},
     {kAny, 32 * KiB,  "tree4"},
     {24,   kAll,      "ring",     64 * KiB},
+    {31,   192 * KiB, "grouped_two_shot"},
     {32,   192 * KiB, "rabenseifner"},
     {32,   768 * KiB, "ring",     64 * KiB},
     {32,   512 * KiB, "rabenseifner"},

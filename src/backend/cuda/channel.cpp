@@ -54,8 +54,9 @@ int neighbours(int size) {
 constexpr auto kSoon = std::chrono::microseconds(50);
 
 /// For buffers that a program uses seldom, kernels do without mapping them: on two H100 a call that
-/// maps takes 1 to 2 ms, and those after it gain 1 to 9 us.
-constexpr Exports::Habits kHabits{.trials = 64, .patience = 2000};
+/// maps takes 0.5 ms longer, with 4 MiB and more for what lay there before 2, and those after it
+/// gain 1 to 9 us.
+constexpr Exports::Habits kHabits{.trials = 256, .patience = 2000};
 
 /// Blocks of a kernel that works through host memory: the bus is slow, and pinned memory dear.
 constexpr int kHostBlocks = 16;
