@@ -17,8 +17,8 @@ constexpr std::size_t kStreamBytes = 8u << 20;
 /// ... and all ranks' results, where each has so many, more than stay in the cache of a core, and
 /// together they are so many. Intel Xeons, `trib bench allreduce --compare mpi`, 2026-11-21: 64
 /// ranks, 3.43 ms before and 2.63 since for 3 MiB, 1.97 and 1.88 for 2 MiB, for 1 MiB it does not
-/// pay; 2026-11-25, Intel MPI's time over ours: 16 ranks, 0.70 and 0.91 for 2 MiB, 0.61 and 0.97 for
-/// 4; 8 ranks, 0.76 and 0.98, 0.66 and 0.96.
+/// pay; 2026-11-25, Intel MPI's time over ours: 16 ranks, 0.70 and 0.91 for 2 MiB, 0.61 and 0.97
+/// for 4; 8 ranks, 0.76 and 0.98, 0.66 and 0.96.
 constexpr std::size_t kStreamEach = 2u << 20, kStreamTotal = 16u << 20;
 
 /// Passes of shorter slices take a contiguous piece of the vector. There, of 4 KiB: 13.9 ms rather
