@@ -207,13 +207,12 @@ class MpiSide : public Side {
       MPI_Barrier(comm_);
     }
     if (mode_ != Mode::persistent) return;
-    finish();
+    end_request();
     check(is_own() ? own_init(call, call.in, call.out) : init(call, call.in, call.out));
   }
   void run(const Call& call) override { reduce(call, call.in, call.out); }
   void finish() override {
-    if (request_ != MPI_REQUEST_NULL)
-      check(is_own() ? PMPI_Request_free(&request_) : MPI_Request_free(&request_));
+    end_request();
     info_.free();
   }
 
@@ -241,6 +240,10 @@ class MpiSide : public Side {
   }
 
  private:
+  void end_request() {
+    if (request_ != MPI_REQUEST_NULL)
+      check(is_own() ? PMPI_Request_free(&request_) : MPI_Request_free(&request_));
+  }
   static void check(int error) {
     if (error == MPI_SUCCESS) return;
     char text[MPI_MAX_ERROR_STRING] = {};

@@ -547,21 +547,24 @@ def test_intel_is_an_mpi_that_takes_gpu_buffers() -> None:
     assert "--compare mpi,nccl,intel" in " ".join(job.arguments())
 
 
-def test_other_settings_stand_beside(trib: Trib, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["blocking", "persistent"])
+def test_other_settings_stand_beside(mode: str, trib: Trib, tmp_path: Path) -> None:
     built_or_skip("trib-bench-mpich")
     wheel_or_skip("mpich")
     file = tmp_path / "x.json"
     status, out, error = trib(
-        *("bench", "allreduce", "-n", "2", "--mpi", "mpich", "--sizes", "1K", "--batch-ms", "1"),
+        *("bench", "allreduce", "-n", "2", "--mpi", "mpich", "--sizes", "1K,2K", "--batch-ms", "1"),
+        *("--mode", mode),
         *("--repeats", "2", "--compare", "mpi,TRIB_ALGORITHM=ring,TRIB_SLICE=4K", "--json", file),
         *("--plot", tmp_path / "x.png"),
     )
     assert status == 0, error
     assert "ring" in out and "Against TRIB_SLICE=4K: " in out
-    rows = {row["library"]: row for row in json.loads(file.read_text())["rows"]}
-    assert rows["TRIB_ALGORITHM=ring"]["algorithm"] == "ring"
-    assert rows["tributary"]["algorithm"] != "ring"
-    assert all(row["wrong"] == 0 for row in rows.values())
+    rows = json.loads(file.read_text())["rows"]
+    algorithms = [row["algorithm"] for row in rows if row["library"] == "TRIB_ALGORITHM=ring"]
+    assert algorithms == ["ring" if mode == "blocking" else mode] * 2
+    assert "ring" not in [row["algorithm"] for row in rows if row["library"] == "tributary"]
+    assert all(row["wrong"] == 0 for row in rows)
 
 
 def test_nccl_is_found_in_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
