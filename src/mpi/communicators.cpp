@@ -137,6 +137,20 @@ void do_or_fail(Member& member, const Step& step) {
   }
 }
 
+/// Does `step`, which the other ranks of `comm` do, too, and exchange something in: they hear of it
+/// if it fails on this rank alone.
+template <class Step>
+void do_or_tell(MPI_Comm comm, const Step& step) {
+  try {
+    step();
+  } catch (const ExchangeFailed&) {
+    throw;
+  } catch (...) {
+    MpiBootstrap::tell_failure(comm);
+    throw;
+  }
+}
+
 /// Whether some communicator of this process has more ranks than cores: MPI_COMM_WORLD comes first.
 /// Ranks outside of the others want these cores, too.
 std::atomic<bool> is_amid_crowd = false;
@@ -146,7 +160,7 @@ void set_up(MPI_Comm comm, Member& member) {
   // The defaults, if there was an error.
   const Config& config = member.config ? *member.config : read_settings_once().config;
   do_or_fail(member, [&] {
-    try {
+    do_or_tell(comm, [&] {
       auto bootstrap =
           std::make_unique<MpiBootstrap>(comm, member.rank, member.size, config.timeout);
       MpiBootstrap* const its_bootstrap = bootstrap.get();
@@ -156,12 +170,7 @@ void set_up(MPI_Comm comm, Member& member) {
       its_bootstrap->end_set_up();
       member.communicator = std::move(communicator);
       member.bootstrap = its_bootstrap;
-    } catch (const ExchangeFailed&) {
-      throw;
-    } catch (...) {
-      MpiBootstrap::tell_failure(comm);
-      throw;
-    }
+    });
   });
   if (member.communicator->is_crowded()) is_amid_crowd = true;
   if (const Decline* reason = member.communicator->declined()) member.declined = *reason;
@@ -229,10 +238,9 @@ int end_with_error(MPI_Comm comm, const std::exception& error, bool is_in_mpi) {
 Member* make_member(MPI_Comm comm) {
   Member* member = nullptr;
   try {
-    member = look_up_member(comm);
+    do_or_tell(comm, [&] { member = look_up_member(comm); });
   } catch (...) {
-    MpiBootstrap::tell_failure(comm);
-    // Nor later: what was missing may be there by now.
+    // It must not set it up alone, later: what was missing may be there by then.
     if (Member* const its = look_up_member(comm)) {
       its->declined.reset();
       its->failure = "out of memory";
@@ -304,10 +312,13 @@ void change_setting(MPI_Comm comm, const char* variable, const char* value) {
     trouble = error.what();
   }
   // A value that one rank refuses holds on none, and no rank is left waiting.
-  MpiBootstrap bootstrap(comm, member->rank, member->size, read_settings_once().config.timeout);
-  const char mine = trouble.empty();
-  std::vector<char> all(static_cast<std::size_t>(member->size));
-  bootstrap.exchange(&mine, all.data(), 1);
+  std::vector<char> all;
+  do_or_tell(comm, [&] {
+    MpiBootstrap bootstrap(comm, member->rank, member->size, read_settings_once().config.timeout);
+    const char mine = trouble.empty();
+    all.resize(static_cast<std::size_t>(member->size));
+    bootstrap.exchange(&mine, all.data(), 1);
+  });
   if (!trouble.empty()) throw Error(Code::argument, trouble);
   if (std::find(all.begin(), all.end(), 0) != all.end())
     throw Error(Code::argument, "trib_mpi_set: another rank refuses what it was given");

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -40,8 +41,9 @@ void* operator new(std::size_t bytes) {
   if (void* const memory = std::malloc(bytes)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+// Not inline: GCC 12 would take this free() for one of what the library's operator new gave.
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 /// In place of the C library's, which such libraries watch.
 extern "C" int madvise(void* address, std::size_t bytes, int advice) noexcept {
@@ -110,6 +112,18 @@ TEST(SharedHeap, PagesAreGivenBackInSight) {
   const std::size_t before = removed;
   heap().free(block);
   EXPECT_EQ(removed - before, kBytes);
+}
+
+/// mlockall() and core dumps fill all that there is of the file.
+TEST(SharedHeap, TheFileIsNoLongerThanItsBlocksNeed) {
+  SharedHeap& heap = SharedHeap::get();
+  void* const block = heap.allocate(1 << 20, 16);
+  ASSERT_NE(block, nullptr);
+  struct stat file{};
+  ASSERT_EQ(::fstat(heap.offer().fd, &file), 0);
+  EXPECT_GE(static_cast<std::uint64_t>(file.st_size), heap.offset_of(block, 1 << 20) + (1 << 20));
+  EXPECT_LT(static_cast<std::uint64_t>(file.st_size), heap.offer().bytes / 2);
+  heap.free(block);
 }
 
 TEST(SharedHeap, WhatShrinksIsGivenBack) {
