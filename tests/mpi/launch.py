@@ -38,6 +38,8 @@ class Mpi:
             if self.root:
                 variables = dict.fromkeys(["OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"], self.root)
             variables["OMPI_MCA_btl_base_warn_component_unused"] = "0"
+            # It sleeps for a second before it says that there is no network for it, in every rank's MPI_Init.
+            variables["OMPI_MCA_btl"] = "^ofi"
         if self.kind == "intel":
             variables = {
                 "I_MPI_ROOT": self.root,
