@@ -64,7 +64,10 @@ std::uint64_t numbering_of_this() {
 }  // namespace
 
 ProcessId ProcessId::of_this() {
-  return {::getpid(), 0, look_at(::getpid()).start_time, numbering_of_this()};
+  static thread_local ProcessId known;  // of this process, or of the one that it was forked from
+  if (const int pid = ::getpid(); known.pid != pid)
+    known = {pid, 0, look_at(pid).start_time, numbering_of_this()};
+  return known;
 }
 
 bool can_see(const ProcessId& process) {

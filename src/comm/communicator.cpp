@@ -1101,7 +1101,7 @@ void Communicator::reserve_data(Plan& plan, Route route) {
 
 namespace {
 
-std::uint64_t node_identity() {
+std::uint64_t read_node_identity() {
   std::string text;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
   char host[256] = {};
@@ -1110,6 +1110,11 @@ std::uint64_t node_identity() {
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : text) hash = mix(hash, static_cast<unsigned char>(c));
   return hash;
+}
+
+std::uint64_t node_identity() {
+  static const std::uint64_t identity = read_node_identity();
+  return identity;
 }
 
 struct Introduction {
@@ -1212,11 +1217,12 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
 
 /// Collective: rank 0's findings.
 void Communicator::adopt(Key::Place place) {
-  Findings findings = group_.findings();
-  for (const Finding& row : adopt_findings(*bootstrap_, group_.config, devices_.backend, place))
-    if (row.nodes == group_.nodes() && row.layout == layout_of(group_.levels))
-      findings = findings.with(row);
-  group_.set(std::move(findings));
+  std::vector<Finding> rows = adopt_findings(*bootstrap_, group_.config, devices_.backend, place);
+  const int nodes = group_.nodes();
+  const std::uint64_t layout = layout_of(group_.levels);
+  std::erase_if(rows,
+                [&](const Finding& row) { return row.nodes != nodes || row.layout != layout; });
+  group_.set(group_.findings().with(rows));
 }
 
 Communicator::~Communicator() = default;

@@ -2,7 +2,9 @@
 #include "mpi/bootstrap.hpp"
 
 #include <sched.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <climits>
@@ -127,19 +129,35 @@ bool MpiBootstrap::wait(MPI_Request& request) const {
 
 namespace {
 constexpr char kWell = 0, kFailed = 1;  // what ranks say of themselves
+
+/// Bytes that each rank sends first of all until end_set_up(), in every exchange, so that who fails
+/// need not know which one the others are in: what it says of itself, and as much of its data as
+/// has room. Most exchanges of a set-up have no more.
+constexpr std::size_t kFrame = 512;
 }  // namespace
 
 void MpiBootstrap::exchange(const void* mine, void* all, std::size_t bytes) {
   if (bytes == 0) return;
   if (bytes > INT_MAX) throw Error(Code::internal, "exchange: too many bytes for one MPI call");
-  const std::size_t size = static_cast<std::size_t>(size_);
+  const auto size = static_cast<std::size_t>(size_);
+  const std::size_t framed = is_set_up_ ? 0 : std::min(bytes, kFrame - 1), rest = bytes - framed;
+  const std::size_t frame = is_set_up_ ? 0 : kFrame;
   // All that may fail on this rank alone comes before the others count on it.
-  auto buffers = std::make_unique<std::vector<char>>((size + 1) * (bytes + 1));
-  std::memcpy(buffers->data(), mine, bytes);
-  char* const received = buffers->data() + bytes;
-  if (!is_set_up_) ask_all(buffers, received + size * bytes);
-  gather(buffers, buffers->data(), received, bytes);
-  std::memcpy(all, received, size * bytes);
+  auto buffers = std::make_unique<std::vector<char>>((size + 1) * (frame + rest));
+  char* const frames = buffers->data();
+  char* const rests = frames + (size + 1) * frame;
+  const char* const from = static_cast<const char*>(mine);
+  std::memcpy(rests, from + framed, rest);
+  if (frame > 0) {
+    std::memcpy(frames + 1, from, framed);
+    gather_frames(buffers);
+  }
+  if (rest > 0) gather(buffers, rests, rests + rest, rest);
+  char* to = static_cast<char*>(all);
+  for (std::size_t place = 1; place <= size; ++place, to += bytes) {
+    if (frame > 0) std::memcpy(to, frames + place * frame + 1, framed);
+    std::memcpy(to + framed, rests + place * rest, rest);
+  }
 }
 
 /// Allgather between places in `buffers`. The MPI works on copies: where not all ranks come it may
@@ -160,36 +178,42 @@ void MpiBootstrap::gather(Buffers& buffers, const char* mine, char* all, std::si
   }
 }
 
-/// `states`: room for size() + 1.
-void MpiBootstrap::ask_all(Buffers& buffers, char* states) const {
-  *states = kWell;
-  gather(buffers, states, states + 1, 1);
+/// `buffers` begins with this rank's frame and room for those of all.
+void MpiBootstrap::gather_frames(Buffers& buffers) const {
+  char* const frames = buffers->data();
+  frames[0] = kWell;
+  gather(buffers, frames, frames + kFrame, kFrame);
   for (int rank = 0; rank < size_; ++rank)
-    if (states[1 + rank] != kWell)
+    if (frames[(1 + static_cast<std::size_t>(rank)) * kFrame] != kWell)
       throw ExchangeFailed(Code::peer,
                            "setting up the communicator: rank " + std::to_string(rank) + " failed");
 }
 
 void MpiBootstrap::end_set_up() {
-  auto buffers = std::make_unique<std::vector<char>>(static_cast<std::size_t>(size_) + 1);
-  ask_all(buffers, buffers->data());
+  auto buffers =
+      std::make_unique<std::vector<char>>((static_cast<std::size_t>(size_) + 1) * kFrame);
+  gather_frames(buffers);
   is_set_up_ = true;
 }
 
 void MpiBootstrap::tell_failure(MPI_Comm comm) noexcept {
-  // There may be no memory.
-  constexpr int kMostRanks = 16 << 10;
-  static char states[kMostRanks];
-  static const char mine = kFailed;
+  static const char mine[kFrame] = {kFailed};
   const Library& mpi = library();
   int size = 0;
+  if (mpi.Comm_size(comm, &size) != MPI_SUCCESS) return;
+  // The heap may have no memory.
+  const std::size_t bytes = static_cast<std::size_t>(size) * kFrame;
+  void* const frames =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (frames == MAP_FAILED) return;
   MPI_Request request;
-  if (mpi.Comm_size(comm, &size) != MPI_SUCCESS || size > kMostRanks ||
-      mpi.Iallgather(&mine, 1, MPI_BYTE, states, 1, MPI_BYTE, comm, &request) != MPI_SUCCESS)
+  if (mpi.Iallgather(mine, kFrame, MPI_BYTE, frames, kFrame, MPI_BYTE, comm, &request) !=
+      MPI_SUCCESS)
     return;
   try {
     constexpr double kPatience = 5;  // seconds
-    wait_for(request, kPatience);
+    // Otherwise the MPI may still write there.
+    if (wait_for(request, kPatience)) ::munmap(frames, bytes);
   } catch (const std::exception&) {
     // Those who wait find out whether this rank lives.
   }

@@ -22,8 +22,9 @@ class ExchangeFailed : public Error {
   using Error::Error;
 };
 
-/// Until end_set_up() ranks ask each other before each exchange whether all are well. A rank that
-/// fails where the others go on says so by tell_failure(), once, in place of its next exchange.
+/// Until end_set_up() ranks tell each other at the beginning of each exchange that they are well. A
+/// rank that fails where the others go on says so by tell_failure(), once, in place of its next
+/// one.
 class MpiBootstrap : public Bootstrap {
  public:
   MpiBootstrap(MPI_Comm comm, int rank, int size, double timeout);
@@ -54,7 +55,7 @@ class MpiBootstrap : public Bootstrap {
  private:
   using Buffers = std::unique_ptr<std::vector<char>>;
   void gather(Buffers& buffers, const char* mine, char* all, std::size_t bytes) const;
-  void ask_all(Buffers& buffers, char* states) const;
+  void gather_frames(Buffers& buffers) const;
   bool wait(MPI_Request& request) const;
   void find_in_world();
 

@@ -32,10 +32,13 @@ Findings::Findings(const std::vector<Finding>& rows, int ranks, int nodes, std::
     if (row.ranks == ranks && row.nodes == nodes && row.layout == layout) rows_.push_back(row);
 }
 
-Findings Findings::with(const Finding& row) const {
+Findings Findings::with(std::span<const Finding> rows) const {
   Findings changed = *this;
-  std::erase_if(changed.rows_, [&](const Finding& other) { return is_same_row(row, other); });
-  changed.rows_.push_back(row);
+  std::erase_if(changed.rows_, [&](const Finding& old) {
+    return std::any_of(rows.begin(), rows.end(),
+                       [&](const Finding& row) { return is_same_row(row, old); });
+  });
+  changed.rows_.insert(changed.rows_.end(), rows.begin(), rows.end());
   return changed;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -57,7 +58,9 @@ class Findings {
   Findings() = default;
   /// Keeps the rows for so many ranks and nodes, and a layout.
   Findings(const std::vector<Finding>& rows, int ranks, int nodes, std::uint64_t layout = 0);
-  Findings with(const Finding& row) const;
+  /// `rows`, of which no two are the same row, in place of those that are.
+  Findings with(std::span<const Finding> rows) const;
+  Findings with(const Finding& row) const { return with(std::span(&row, 1)); }
 
   /// The row for the nearest number of bytes, in proportion, of those that are not further away
   /// than a factor of two. Null: there is none.
