@@ -47,8 +47,8 @@ struct Row {
 // 6, 8 and 16 ranks there and of 24 and 32 on 32 cores on the day after, with 3 to 7 launches of
 // each way in turns. 2 ranks again on 2026-11-22, while the two cores shared a cache and while they
 // did not: the rows are those that lose least in either state. Slices of their Reduce: on an AMD
-// EPYC (Zen 4) of 2 cores, where the root folds one while the other rank copies the next. Reduces
-// of 31 ranks, which are no power of two: on 32 cores on 2026-11-25.
+// EPYC (Zen 4) of 2 cores, where the root folds one while the other rank copies the next. 17 to 32
+// ranks again up to 128 KiB, and Reduces of 31: on 32 cores on 2026-11-25.
 // clang-format off
 constexpr Row kAllreduce[] = {
     {2,    512 * KiB, "one_shot"},
@@ -59,8 +59,9 @@ constexpr Row kAllreduce[] = {
     {16,   1 * KiB,   "tree4"},
     {16,   kAll,      "two_shot"},
     {kAny, 512,       "tree8"},
-    {kAny, 4 * KiB,   "tree4"},
+    {32,   2 * KiB,   "tree4"},
     {32,   kAll,      "two_shot"},
+    {kAny, 4 * KiB,   "tree4"},
     {kAny, kAll,      "two_shot", kShort},
 };
 constexpr Row kReduce[] = {
@@ -79,10 +80,10 @@ constexpr Row kReduce[] = {
     {16,   kAll,      "ring",     64 * KiB},
     {16,   2 * MiB,   "two_shot"},
     {16,   kAll,      "rootless", 128 * KiB},
-    {kAny, 32 * KiB,  "tree4"},
+    {kAny, 8 * KiB,   "tree4"},
+    {32,   192 * KiB, "grouped_two_shot"},
     {24,   kAll,      "ring",     64 * KiB},
-    {31,   192 * KiB, "grouped_two_shot"},
-    {32,   192 * KiB, "rabenseifner"},
+    {kAny, 32 * KiB,  "tree4"},
     {32,   768 * KiB, "ring",     64 * KiB},
     {32,   512 * KiB, "rabenseifner"},
     {kAny, 512 * KiB, "grouped_two_shot"},
