@@ -1064,7 +1064,8 @@ void Communicator::give_up(const Error& error) noexcept {
     const std::lock_guard lock(failure_mutex_);
     if (!has_failed_.load(std::memory_order_relaxed)) {
       try {
-        failure_ = error.what();
+        const bool is_known = background_ && background_->has_failed();
+        failure_ = is_known ? background_->failure() : error.what();
       } catch (const std::bad_alloc&) {
         failure_ = "out of memory";  // short enough to need none
       }

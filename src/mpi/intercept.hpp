@@ -12,7 +12,7 @@
 namespace trib::mpi {
 
 #if TRIB_MPI_OPENMPI
-inline constexpr bool kTakesAliasedBuffers = true;
+inline constexpr bool kTakesAliasedBuffers = true;  // but from the root of a Reduce
 #else
 inline constexpr bool kTakesAliasedBuffers = false;
 #endif
@@ -20,7 +20,9 @@ inline constexpr bool kTakesAliasedBuffers = false;
 /// A call that the MPI refuses was none: this rank gets its error, and the others, who may not have
 /// made one, go on.
 inline bool may_be_refused(const Call& call, Decline reason) {
-  return reason == Decline::bad_argument && !(kTakesAliasedBuffers && call.in == call.out);
+  const bool is_taken =
+      kTakesAliasedBuffers && call.in == call.out && call.collective != Collective::reduce;
+  return reason == Decline::bad_argument && !is_taken;
 }
 
 /// Looks at the arguments before ranks meet to set the communicator up: the others may not come.

@@ -216,6 +216,28 @@ void aliased() {
   }
 }
 
+/// A Reduce that the MPI refuses at its root, which makes it again: before the communicator is set
+/// up, and after.
+void aliased_at_root() {
+  const MPI_Comm comm = late_communicator();
+  for (int round = 0; round < 3; ++round) {
+    for (const bool is_blocking : {true, false}) {
+      int mine = 1, sum = 0;
+      const auto reduce = [&](void* out) {
+        if (is_blocking) return MPI_Reduce(&mine, out, 1, MPI_INT, MPI_SUM, 0, comm);
+        MPI_Request request = MPI_REQUEST_NULL;
+        const int status = MPI_Ireduce(&mine, out, 1, MPI_INT, MPI_SUM, 0, comm, &request);
+        return status != MPI_SUCCESS ? status : MPI_Wait(&request, MPI_STATUS_IGNORE);
+      };
+      if (rank == 0) CHECK(reduce(&mine) != MPI_SUCCESS, "the MPI takes aliased buffers");
+      const int status = reduce(&sum);
+      CHECK(status == MPI_SUCCESS, "%s", error_text(status).c_str());
+      CHECK(rank != 0 || sum == size, "%d", sum);
+    }
+    MPI_Barrier(comm);
+  }
+}
+
 int handler_calls;
 void count_call(MPI_Comm*, int*, ...) { ++handler_calls; }
 
@@ -390,6 +412,8 @@ int main(int argc, char** argv) {
     refused(what);
   } else if (what == "aliased") {  // where the MPI takes it
     aliased();
+  } else if (what == "aliased-root") {
+    aliased_at_root();
   } else if (what.find("handler") == 0) {
     handler(what);
   } else if (what == "settings") {
