@@ -24,7 +24,8 @@
 
 namespace trib {
 
-/// Why a call is left to the MPI underneath. `name` and `text` of each stand in communicator.cpp.
+/// Why a call is left to the MPI underneath. `name` and `text` of each stand in
+/// communicator_set_up.cpp.
 enum class Decline : std::uint8_t {
   disabled,     ///< TRIB_ENABLE=0
   single_rank,  ///< nothing to speed up

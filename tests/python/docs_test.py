@@ -108,7 +108,7 @@ def test_all_algorithms_are_described() -> None:
 
 
 def test_all_reasons_are_described() -> None:
-    text = (ROOT / "src/comm/communicator.cpp").read_text().split("kDeclineTexts[", 1)[1]
+    text = (ROOT / "src/comm/communicator_set_up.cpp").read_text().split("kDeclineTexts[", 1)[1]
     reasons = re.findall(r'^    \{"\w+", "(.*?)"\},$', text, re.MULTILINE)
     page = (ROOT / "docs/troubleshooting.md").read_text()
     assert reasons and [reason for reason in reasons if f"| `{reason}` |" not in page] == []
