@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "mpi/bootstrap.hpp"
+#include "mpi/judge.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
 #include "mpi/report.hpp"
@@ -269,10 +270,10 @@ void prepare_background(Member& member, bool all_meet) {
     do_or_fail(member, [&] { member.has_no_background = !its->open_background(); });
 }
 
-void settle_slowly(MPI_Comm comm, bool all_meet) noexcept {
+void settle_slowly(int status, MPI_Comm comm, bool all_meet) noexcept {
   try {
     Member* const member = find_member(comm);
-    if (!member || !member->wants_to_settle) return;
+    if (!member || !member->wants_to_settle || is_refusal(status)) return;
     make_member(comm);
     prepare_background(*member, all_meet);
   } catch (const std::exception&) {
@@ -326,6 +327,7 @@ void change_setting(MPI_Comm comm, const char* variable, const char* value) {
   if (!member->communicator) return;
   // Such as were prepared when they were made.
   const bool could_post = member->communicator->can_post();
+  member->bootstrap = nullptr;
   member->communicator.reset();
   set_up(comm, *member);
   if (could_post) prepare_background(*member, /*all_meet=*/true);

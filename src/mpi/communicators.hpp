@@ -111,12 +111,13 @@ void change_setting(MPI_Comm comm, const char* variable, const char* value);
 
 /// Members that want to settle().
 extern std::atomic<int> wanting;
-/// Collective over `comm`, in a blocking call on it, where ranks may wait for each other.
-/// `all_meet`: none can leave that call before all have come, whatever serves it.
-void settle_slowly(MPI_Comm comm, bool all_meet) noexcept;
-inline void settle(MPI_Comm comm, bool all_meet) noexcept {
+/// Collective over `comm`, behind a blocking call on it that has returned `status`: there ranks may
+/// wait for each other. Not where it has refused this rank's arguments, as the others may not have
+/// come. `all_meet`: none can leave that call before all have come, whatever serves it.
+void settle_slowly(int status, MPI_Comm comm, bool all_meet) noexcept;
+inline void settle_after(int status, MPI_Comm comm, bool all_meet) noexcept {
   if (wanting.load(std::memory_order_relaxed) > 0) [[unlikely]]
-    settle_slowly(comm, all_meet);
+    settle_slowly(status, comm, all_meet);
 }
 /// The same for a communicator that has just come to be: if its parent used such calls, it may; and
 /// for the first few made of MPI_COMM_WORLD and of these.

@@ -176,14 +176,14 @@ struct Arguments {
 template <Collective collective>
 void enter(const FortranFunction& original, const Arguments& arguments) {
   const auto& [in, out, count, dtype, op, root, comm, ierror] = arguments;
-  const auto pass_on = [&] {
+  const auto pass_on = [&](int* its_ierror) {
     if constexpr (collective == Collective::reduce)
-      original(in, out, count, dtype, op, root, comm, ierror);
+      original(in, out, count, dtype, op, root, comm, its_ierror);
     else
-      original(in, out, count, dtype, op, comm, ierror);
+      original(in, out, count, dtype, op, comm, its_ierror);
   };
   const Library& mpi = library();
-  if (!mpi.is_ours || !is_integer_int()) return pass_on();
+  if (!mpi.is_ours || !is_integer_int()) return pass_on(ierror);
   const Call call{.collective = collective,
                   .in = address(in),
                   .out = address(out),
@@ -193,12 +193,11 @@ void enter(const FortranFunction& original, const Arguments& arguments) {
                   .op = mpi.Op_f2c(*op),
                   .root = root ? *root : 0,
                   .comm = mpi.Comm_f2c(*comm)};
-  bool is_passed_on = false;
   const int status = intercept(call, [&](const Call& passed) {
     if (passed.op == call.op && passed.in == call.in && passed.out == call.out) {
-      pass_on();
-      is_passed_on = true;
-      return MPI_SUCCESS;
+      int result = MPI_SUCCESS;
+      pass_on(&result);
+      return result;
     }
     const Word words[] = {to_word(passed.in),    to_word(passed.out), passed.count,
                           to_word(passed.dtype), to_word(passed.op),  passed.root,
@@ -209,7 +208,7 @@ void enter(const FortranFunction& original, const Arguments& arguments) {
     else
       return mpi.call(entry, words[0], words[1], words[2], words[3], words[4], words[6]);
   });
-  if (ierror && !is_passed_on) *ierror = status;
+  if (ierror) *ierror = status;
 }
 
 void free_memory(const FortranFunction& original, void* block, int* ierror) {

@@ -92,8 +92,8 @@ int free_handle(Entry entry, Word address, Handle (*null)()) {
 int barrier(Word comm) {
   const Library& mpi = library();
   if (!mpi.is_ours) return mpi.call(Entry::Barrier, comm);
-  settle(from_word<MPI_Comm>(comm), /*all_meet=*/true);
   const int status = mpi.call(Entry::Barrier, comm);
+  settle_after(status, from_word<MPI_Comm>(comm), /*all_meet=*/true);
   Background::progress_all();
   return status;
 }
@@ -124,12 +124,13 @@ int pass(Words... words) {
   Word all[] = {words...};
   // An occasion for the ranks to meet, and to go on with what is under way. (A program that frees
   // an active request expects no more of its end than that.)
-  constexpr bool is_meeting = prototype.is_blocking_collective();
-  if constexpr (is_meeting)
-    settle(from_word<MPI_Comm>(all[prototype.at('c')]), prototype.is_meeting_of_all());
   const int status = is_device_in_use() ? call_with_buffers_on_host(entry, prototype, width, all)
                                         : mpi.call(entry, words...);
-  if constexpr (is_meeting) Background::progress_all();
+  if constexpr (prototype.is_blocking_collective()) {
+    settle_after(status, from_word<MPI_Comm>(all[prototype.at('c')]),
+                 prototype.is_meeting_of_all());
+    Background::progress_all();
+  }
   return status;
 }
 

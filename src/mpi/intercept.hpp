@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "mpi/communicators.hpp"
+#include "mpi/judge.hpp"
 #include "mpi/report.hpp"
 #include "mpi/staging.hpp"
 #include "mpi/stats.hpp"
@@ -11,18 +12,19 @@
 
 namespace trib::mpi {
 
-#if TRIB_MPI_OPENMPI
-inline constexpr bool kTakesAliasedBuffers = true;  // but from the root of a Reduce
-#else
-inline constexpr bool kTakesAliasedBuffers = false;
-#endif
-
 /// A call that the MPI refuses was none: this rank gets its error, and the others, who may not have
 /// made one, go on.
 inline bool may_be_refused(const Call& call, Decline reason) {
-  const bool is_taken =
-      kTakesAliasedBuffers && call.in == call.out && call.collective != Collective::reduce;
-  return reason == Decline::bad_argument && !is_taken;
+  switch (reason) {
+    case Decline::bad_argument:
+      return !is_aliasing_taken(call);
+    case Decline::undefined_op:
+    case Decline::derived_type:
+    case Decline::user_operator:
+      return is_refused(call.dtype, operator_for_mpi(call));
+    default:
+      return false;
+  }
 }
 
 /// Looks at the arguments before ranks meet to set the communicator up: the others may not come.
@@ -40,7 +42,8 @@ int announced(const Call& call, Decline reason, const Announce& announce,
   const bool is_judged_first = may_be_refused(call, reason);
   if (!is_judged_first) announce();
   const int status = original();
-  if (is_judged_first && status == MPI_SUCCESS) announce();
+  // Of other reasons it is known that the MPI refuses them. See kUnwritten.
+  if (is_judged_first && reason == Decline::bad_argument && status == MPI_SUCCESS) announce();
   return status;
 }
 
@@ -52,7 +55,6 @@ int leave_to_mpi(const Call& call, Member& member, Decline reason, const Origina
   count_declined(reason);
   Call passed = call;
   passed.op = operator_for_mpi(call);
-  if (reason == Decline::disabled) return original(passed);
   return announced(
       call, reason,
       [&] {
@@ -71,16 +73,20 @@ int intercept(const Call& call, Original original) {
   };
   try {
     Member* member = find_member(call.comm);
-    if (!member || member->declined || member->wants_to_settle) [[unlikely]] {
+    const auto leave = [&](Decline reason) {
+      const int status = leave_to_mpi(call, *member, reason, mpis);
+      if (member->wants_to_settle && !may_be_refused(call, reason)) [[unlikely]]
+        settle_after(status, call.comm, call.is_meeting_of_all());
+      return status;
+    };
+    if (!member || member->declined) [[unlikely]] {
       member = look_up_member(call.comm);
       if (!member) return mpis(call);  // the MPI says what is wrong
       if (member->declined == Decline::not_set_up) {
-        if (const auto reason = refusal_before_set_up(call, *member))
-          return leave_to_mpi(call, *member, *reason, mpis);
+        if (const auto reason = refusal_before_set_up(call, *member)) return leave(*reason);
         make_member(call.comm);
       }
-      if (member->wants_to_settle) prepare_background(*member, call.is_meeting_of_all());
-      if (member->declined) return leave_to_mpi(call, *member, *member->declined, mpis);
+      if (member->declined) return leave(*member->declined);
     }
     check_set_up(*member);
     const unsigned generation = generation_of_types.load(std::memory_order_relaxed);
@@ -88,7 +94,7 @@ int intercept(const Call& call, Original original) {
       Request request;
       member->last_generation = 0;
       if (const auto reason = translate(call, member->rank, member->size, request)) [[unlikely]]
-        return leave_to_mpi(call, *member, *reason, mpis);
+        return leave(*reason);
       member->last_request = request;
       member->last_call = call;
       // The content of recvcounts may change.
@@ -96,6 +102,8 @@ int intercept(const Call& call, Original original) {
       member->was_left_to_mpi = false;
     }
     member->communicator->run(member->last_request);
+    if (member->wants_to_settle) [[unlikely]]
+      settle_after(MPI_SUCCESS, call.comm, call.is_meeting_of_all());
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
     // Peers may be waiting for us: too late to fall back.

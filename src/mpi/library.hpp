@@ -37,7 +37,7 @@ namespace trib::mpi {
   X(Initialized) X(Finalized)                                                                             \
   X(Comm_test_inter) X(Comm_size) X(Comm_rank) X(Comm_remote_size) X(Comm_split) X(Comm_free)             \
   X(Comm_get_parent) X(Comm_group) X(Group_translate_ranks) X(Group_free)                                \
-  X(Comm_get_errhandler) X(Errhandler_free)                                                               \
+  X(Comm_get_errhandler) X(Comm_set_errhandler) X(Errhandler_free)                                        \
   X(Comm_create_keyval) X(Comm_free_keyval) X(Comm_set_attr) X(Comm_call_errhandler)                      \
   X(Iallgather) X(Igather) X(Test) X(Iprobe) X(Grequest_start) X(Grequest_complete)                       \
   X(Get_library_version) X(Add_error_class) X(Add_error_code) X(Add_error_string) X(Error_string)         \

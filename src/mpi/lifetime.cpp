@@ -8,6 +8,7 @@
 
 #include "base/log.hpp"
 #include "mpi/communicators.hpp"
+#include "mpi/judge.hpp"
 #include "mpi/library.hpp"
 #include "mpi/liveness.hpp"
 #include "mpi/requests.hpp"
@@ -91,6 +92,7 @@ void begin_finalize() noexcept {
   end_staged(/*are_all=*/open_sessions == 0);
   end_requests();
   end_keeping_mpi_alive();
+  end_judging();
   end_of_mpi(/*is_world=*/true);
 }
 

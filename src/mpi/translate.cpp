@@ -235,15 +235,20 @@ std::optional<Decline> translate(const Call& call, int rank, int size, Request& 
   const std::uintptr_t op = ops->find(to_word(call.op));
   if (type == kNull || op == kNull) [[unlikely]]
     return Decline::bad_argument;
-  if (op == 0) [[unlikely]]
-    return Decline::user_operator;
-  if (type == 0 || type >= kOther) [[unlikely]]
-    return type == kOther ? Decline::undefined_op : Decline::derived_type;
-  request.dtype = static_cast<Dtype>(type % kOfFortran - 1);
-  request.op = static_cast<Op>(op - 1);
-  const bool is_logical = request.op == Op::land || request.op == Op::lor || request.op == Op::lxor;
-  if (!is_defined(request.op, request.dtype) || (is_logical && type > kOfFortran)) [[unlikely]]
-    return Decline::undefined_op;
+  // Where the reduction itself is the MPI's: wrong arguments come first, as then it is nobody's.
+  std::optional<Decline> foreign;
+  if (op == 0) [[unlikely]] {
+    foreign = Decline::user_operator;
+  } else if (type == 0 || type >= kOther) [[unlikely]] {
+    foreign = type == kOther ? Decline::undefined_op : Decline::derived_type;
+  } else {
+    request.dtype = static_cast<Dtype>(type % kOfFortran - 1);
+    request.op = static_cast<Op>(op - 1);
+    const bool is_logical =
+        request.op == Op::land || request.op == Op::lor || request.op == Op::lxor;
+    if (!is_defined(request.op, request.dtype) || (is_logical && type > kOfFortran)) [[unlikely]]
+      foreign = Decline::undefined_op;
+  }
 
   request.collective = call.collective;
   request.form = call.form;
@@ -290,9 +295,13 @@ std::optional<Decline> translate(const Call& call, int rank, int size, Request& 
       request.in_place = true;
       request.in = call.out;
     } else if (call.in == call.out && has_output) [[unlikely]] {
-      return Decline::bad_argument;  // MPI standard: buffers must not be aliased
+      // MPI standard: buffers must not be aliased.
+      return foreign && is_aliasing_taken(call) ? foreign : Decline::bad_argument;
     }
   }
+  // Null is an address where a type's own are absolute.
+  if (foreign) [[unlikely]]
+    return foreign;
   if ((has_input && !request.in) || (has_output && !request.out)) [[unlikely]]
     return Decline::bad_argument;
   return {};

@@ -33,6 +33,16 @@ struct Call {
   }
 };
 
+/// Whether the MPI does not mind that the buffers are one. (Open MPI, but from the root of a
+/// Reduce.)
+inline bool is_aliasing_taken(const Call& call) {
+#if TRIB_MPI_OPENMPI
+  return call.in == call.out && call.collective != Collective::reduce;
+#else
+  return static_cast<void>(call), false;
+#endif
+}
+
 /// Builds the tables of handles. Idempotent, any thread.
 void prepare_tables();
 

@@ -168,6 +168,7 @@ def disagreement(context: Context) -> None:
         "throws",
         "active",
         "agree",
+        "refused",
     ):
         for ranks in (2, 3):
             result = context.run(ranks, [context.program("errors"), case], timeout=40)
@@ -183,7 +184,7 @@ def time_limit(context: Context) -> None:
         (2, "timeout-test"),
         (2, "unprepared"),
         (3, "unprepared"),
-        (3, "unprepared-barrier"),
+        (3, "unprepared-broadcast"),
     ):
         env = {"TRIB_TIMEOUT": "1"}
         result = context.run(ranks, [context.program("errors"), case], env=env, timeout=40)

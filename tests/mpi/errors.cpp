@@ -5,6 +5,7 @@
 #include <csignal>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -41,11 +42,83 @@ int run_without(const char* folder) {
   return 0;
 }
 
+/// One rank's call with wrong arguments is an error there and nothing to the others, which do
+/// something else meanwhile.
+int run_refused() {
+  MPI_Init(nullptr, nullptr);
+  const int rank = world_rank(), size = world_size();
+  MPI_Comm comm;
+  MPI_Op own;
+  MPI_Datatype pair, uncommitted;
+  MPI_Op_create([](void*, void*, int*, MPI_Datatype*) {}, 1, &own);
+  MPI_Type_contiguous(2, MPI_INT, &pair);
+  MPI_Type_commit(&pair);
+  MPI_Type_contiguous(2, MPI_INT, &uncommitted);
+  int in[4] = {1, 1, 1, 1}, out[4] = {};
+  MPI_Request request = MPI_REQUEST_NULL;
+  struct Wrong {
+    const char* what;
+    std::function<int()> call;
+  };
+  std::vector<Wrong> wrongs = {
+      {"undefined", [&] { return MPI_Allreduce(in, out, 4, MPI_FLOAT, MPI_BAND, comm); }},
+      {"derived", [&] { return MPI_Allreduce(in, out, 2, pair, MPI_SUM, comm); }},
+      {"uncommitted", [&] { return MPI_Allreduce(in, out, 2, uncommitted, own, comm); }},
+      {"root", [&] { return MPI_Reduce(in, out, 4, MPI_INT, MPI_SUM, size, comm); }},
+      {"own, root", [&] { return MPI_Reduce(in, out, 4, MPI_INT, own, size, comm); }},
+      {"broadcast", [&] { return MPI_Bcast(in, 1, MPI_DATATYPE_NULL, 0, comm); }},
+      {"nonblocking",
+       [&] { return MPI_Iallreduce(in, out, 4, MPI_FLOAT, MPI_BAND, comm, &request); }},
+#if MPI_VERSION >= 4
+      {"persistent",
+       [&] {
+         return MPI_Allreduce_init(in, out, 2, pair, MPI_SUM, comm, MPI_INFO_NULL, &request);
+       }},
+#endif
+  };
+  const auto check_reduction = [&](const char* what, bool is_nonblocking) {
+    out[3] = 0;
+    int status = is_nonblocking ? MPI_Iallreduce(in, out, 4, MPI_INT, MPI_SUM, comm, &request)
+                                : MPI_Allreduce(in, out, 4, MPI_INT, MPI_SUM, comm);
+    if (is_nonblocking && status == MPI_SUCCESS) status = MPI_Wait(&request, MPI_STATUS_IGNORE);
+    CHECK(status == MPI_SUCCESS && out[3] == size, "%s: %d, %s", what, out[3],
+          error_text(status).c_str());
+  };
+  // Early ones are prepared when they are made. Of the others the first call of all ranks sets them
+  // up, and the one behind the first nonblocking one prepares them for those.
+  enum Before { nothing, blocking, nonblocking, end };
+  for (int before = nothing; before != end; ++before)
+    for (int number = 0; number < 2 * static_cast<int>(wrongs.size()); ++number) {
+      const auto& [what, call] = wrongs[static_cast<std::size_t>(number) / 2];
+      MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+      MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+      if (before != nothing) check_reduction(what, false);
+      if (before == nonblocking) check_reduction(what, true);
+      const int wrong = number % 2 == 0 ? 0 : size - 1, other = size - 1 - wrong;
+      int token = 0;
+      if (rank == wrong) {
+        const int status = call();
+        CHECK(status != MPI_SUCCESS, "%s is taken", what);
+        MPI_Send(&token, 1, MPI_INT, other, 0, MPI_COMM_WORLD);
+      } else if (rank == other) {
+        MPI_Recv(&token, 1, MPI_INT, wrong, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+      }
+      for (int i = 0; i < 4; ++i) check_reduction(what, i % 2 != 0);
+      MPI_Comm_free(&comm);
+    }
+  MPI_Type_free(&pair);
+  MPI_Type_free(&uncommitted);
+  MPI_Op_free(&own);
+  MPI_Finalize();
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "count";
   if (what == "without" && argc > 2) return run_without(argv[2]);
+  if (what == "refused") return run_refused();
   MPI_Init(&argc, &argv);
   const int rank = world_rank(), size = world_size();
   const bool odd = rank == size - 1;
@@ -186,17 +259,17 @@ int main(int argc, char** argv) {
   }
   if (what.find("unprepared") == 0) {  // with TRIB_TIMEOUT
     // A rank is late where the communicator is to be prepared for nonblocking reductions: in a
-    // reduction, or in another call, which then can say nothing.
+    // reduction, which it may find done by all others, or in another call, which can say nothing.
     status = post_and_end(true);
     CHECK(status == MPI_SUCCESS, "");
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(3);
     if (odd) std::this_thread::sleep_until(end);
-    if (what == "unprepared-barrier") {
-      status = MPI_Barrier(comm);
+    if (what == "unprepared-broadcast") {
+      status = MPI_Bcast(in.data(), count, MPI_DOUBLE, 0, comm);
       CHECK(status == MPI_SUCCESS, "");
     } else {
       status = reduce(count);
-      CHECK(status != MPI_SUCCESS, "");
+      CHECK(odd || status != MPI_SUCCESS, "");
     }
     const auto is_unusable = [&](const char* call, int result) {
       const std::string text = error_text(result);
