@@ -191,8 +191,8 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
   if (is_beyond_host(out)) to = staged_out_.get(*device, plan.out_bytes);
   run_path(path, plan, route, from, to);
   if (is_beyond_host(out) && plan.out_bytes > 0) device->copy(request.out, to, plan.out_bytes);
-  staged_in_.trim();
-  staged_out_.trim();
+  staged_in_.release();
+  staged_out_.release();
 }
 
 void Communicator::meet(const Card& card, bool looks_ahead) {

@@ -403,18 +403,21 @@ inline void Communicator::end(Task& task) {
   if (task.error_) [[unlikely]] {
     const Error error = *task.error_;
     task.error_.reset();
+    task.fetched_bytes_ = 0;  // there is no result
     throw error;
   }
   fetch(task);
 }
 
 void Communicator::fetch(Task& task) {
-  if (task.fetched_bytes_ == 0 || task.error_) [[likely]]
+  if (task.error_) [[unlikely]]
     return;
-  devices_.backend->copy(task.request_.out, task.out_, task.fetched_bytes_);
-  task.fetched_bytes_ = 0;
-  task.staged_in_.trim();
-  task.staged_out_.trim();
+  if (task.fetched_bytes_ > 0) [[unlikely]] {
+    devices_.backend->copy(task.request_.out, task.out_, task.fetched_bytes_);
+    task.fetched_bytes_ = 0;
+  }
+  task.staged_in_.release();
+  task.staged_out_.release();
 }
 
 bool Communicator::test(Task& task) {

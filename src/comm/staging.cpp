@@ -83,7 +83,7 @@ void* StagingBuffer::get(const DeviceBackend& device, std::size_t bytes) {
   return memory_;
 }
 
-void StagingBuffer::release() {
+void StagingBuffer::give_back() {
   if (is_pinned_)
     PinnedPool::of_process().give_back(memory_, bytes_);
   else

@@ -40,7 +40,7 @@ class PinnedPool {
   std::size_t held_ = 0;
 };
 
-/// Grows to what was asked for; pinned memory where there is some.
+/// For one call: pinned memory where there is some.
 class StagingBuffer {
  public:
   StagingBuffer() = default;
@@ -53,16 +53,17 @@ class StagingBuffer {
     return *this;
   }
 
-  /// At least `bytes` bytes, valid until the next call. Throws std::bad_alloc.
+  /// At least `bytes` bytes, valid until the next call or release(). Throws std::bad_alloc.
   void* get(const DeviceBackend& device, std::size_t bytes);
-  /// Gives back what is too large to keep.
-  void trim() {
-    if (bytes_ > kKept) release();
+  /// The call is over. What the pool gives next time is looked at first: the program may have reset
+  /// the device by then, which takes pinned memory along.
+  void release() {
+    if (memory_ != nullptr) [[unlikely]]
+      give_back();
   }
 
  private:
-  static constexpr std::size_t kKept = 64u << 20;
-  void release();
+  void give_back();
 
   void* memory_ = nullptr;
   std::size_t bytes_ = 0;

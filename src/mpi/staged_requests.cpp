@@ -2,6 +2,7 @@
 #include "mpi/staged_requests.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -116,24 +117,8 @@ bool is_error_in_status(int code) {
          error_class == MPI_ERR_IN_STATUS;
 }
 
-/// After a function has returned `result`: fetches what arrived. `requests` is null where requests
-/// are kept, whatever is reported.
-int finish(const Found& found, const Reported& reported, MPI_Request* requests, int result) {
-  const bool is_in_status = is_error_in_status(result);
-  int failure = MPI_SUCCESS;
-  for (const auto& [index, status] : *reported) {
-    Record* const record = found.at(index);
-    if (!record || !record->is_active) continue;
-    if (is_in_status && status->MPI_ERROR == MPI_ERR_PENDING) continue;
-    const MPI_Comm comm = record->comm;
-    try {
-      if (result == MPI_SUCCESS || (is_in_status && status->MPI_ERROR == MPI_SUCCESS))
-        fetch(*record, status);
-    } catch (const std::exception& error) {
-      failure = raise(comm, error);
-    }
-    if (requests && record->is_persistent) record->is_active = false;
-  }
+/// The records of what the MPI still has go back; null: nothing was taken.
+void put_back(const Found& found, const MPI_Request* requests) {
   if (requests)
     found.for_each([&](int index, Record& record) {
       if (record.is_persistent || requests[index] != MPI_REQUEST_NULL)
@@ -141,7 +126,34 @@ int finish(const Found& found, const Reported& reported, MPI_Request* requests, 
       else
         forget(&record);
     });
-  return result == MPI_SUCCESS ? failure : result;
+}
+
+/// After a function has returned `result`: fetches what arrived. `requests` is null where requests
+/// are kept, whatever is reported.
+int finish(const Found& found, const Reported& reported, const MPI_Request* requests, int result) {
+  const bool is_in_status = is_error_in_status(result);
+  MPI_Comm comm = MPI_COMM_NULL;
+  std::exception_ptr failure;
+  for (const auto& [index, status] : *reported) {
+    Record* const record = found.at(index);
+    if (!record || !record->is_active) continue;
+    if (is_in_status && status->MPI_ERROR == MPI_ERR_PENDING) continue;
+    try {
+      if (result == MPI_SUCCESS || (is_in_status && status->MPI_ERROR == MPI_SUCCESS))
+        fetch(*record, status);
+    } catch (const std::exception&) {
+      comm = record->comm;
+      failure = std::current_exception();
+    }
+    if (requests && record->is_persistent) record->is_active = false;
+  }
+  put_back(found, requests);
+  if (!failure || result != MPI_SUCCESS) return result;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    return raise(comm, error);  // the handler may throw
+  }
 }
 
 /// Statuses to look at, whether the program wants any or not.
@@ -169,12 +181,17 @@ int complete(int count, const MPI_Request* requests, bool are_kept, MPI_Status* 
   const Found found(count, requests, are_kept ? find : take);
   if (found.is_empty()) return call(wanted);
   Statuses statuses(count, wanted, ignore);
-  const int result = call(statuses.get());
+  const MPI_Request* const taken = are_kept ? nullptr : requests;
+  int result = MPI_SUCCESS;
+  try {
+    result = call(statuses.get());
+  } catch (...) {  // out of an error handler of the program's
+    put_back(found, taken);
+    throw;
+  }
   Reported reported;
   report(reported, statuses.get());
-  return finish(found, reported,
-                are_kept ? nullptr : const_cast<MPI_Request*>(requests),  // NOLINT
-                result);
+  return finish(found, reported, taken, result);
 }
 
 /// Copies what the MPI may read, and makes `call()`, which starts the requests.

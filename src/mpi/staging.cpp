@@ -167,15 +167,17 @@ Pieces pieces_of(const std::vector<unsigned char>& mask, std::ptrdiff_t begin) {
   return runs;
 }
 
-Inside look_inside(MPI_Datatype type, const Layout& layout) {
+/// `comm`: any, for the MPI to find its way to pack; null: MPI_COMM_SELF.
+Inside look_inside(MPI_Datatype type, const Layout& layout, MPI_Comm comm) {
   const auto extent = static_cast<std::size_t>(layout.true_extent);
   const Inside whole{{{layout.true_lb, extent}}, layout.size == layout.true_extent};
   if (whole.is_known) return whole;
   const Library& mpi = library();
-  const MPI_Comm comm = MPI_COMM_SELF;
   int bytes = 0, position = 0;
+  if (comm == MPI_COMM_NULL && is_world_running()) comm = MPI_COMM_SELF;
   // A size that is no int: the packed form would not fit one either.
-  if (layout.size < 0 || !is_world_running() || mpi.Pack_size(1, type, comm, &bytes) != MPI_SUCCESS)
+  if (layout.size < 0 || comm == MPI_COMM_NULL ||
+      mpi.Pack_size(1, type, comm, &bytes) != MPI_SUCCESS)
     return whole;
   std::vector<unsigned char> mask(extent, 0xff), packed(static_cast<std::size_t>(bytes));
   auto* const element = reinterpret_cast<void*>(moved(to_word(mask.data()), -layout.true_lb));
@@ -201,9 +203,9 @@ int forget(MPI_Datatype type, int, void*, void*) {
 }
 
 /// `scratch` may come to hold what is returned.
-const Inside& inside_of(MPI_Datatype type, const Layout& layout, Inside& scratch) {
+const Inside& inside_of(MPI_Datatype type, const Layout& layout, MPI_Comm comm, Inside& scratch) {
   if (const auto known = insides->find(to_word(type))) return *reinterpret_cast<Inside*>(known);
-  scratch = look_inside(type, layout);
+  scratch = look_inside(type, layout, comm);
   if (layout.size == layout.true_extent) return scratch;  // quickly said again
   const Library& mpi = library();
   int keyval = 0;
@@ -236,12 +238,12 @@ Span span_of(const Blocks& blocks) {
   return all;
 }
 
-/// Adds the bytes of the blocks to `pieces`. False: gaps may be among them.
-bool add(Pieces& pieces, const Blocks& blocks) {
+/// Adds the bytes of the blocks, of a call on `comm`, to `pieces`. False: gaps may be among them.
+bool add(Pieces& pieces, const Blocks& blocks, MPI_Comm comm) {
   bool is_known = true;
   Inside scratch;
   for (const auto& [at, count, type, layout] : blocks) {
-    const Inside& inside = inside_of(type, layout, scratch);
+    const Inside& inside = inside_of(type, layout, comm, scratch);
     is_known = is_known && inside.is_known;
     for (const Piece& run : inside.pieces) {
       // Rows of one element for all elements, or the other way round: whichever is fewer.
@@ -526,14 +528,16 @@ class HostCopies::Maker {
         reinterpret_cast<std::uintptr_t>(result.memory.get(device_, all.bytes() + 2 * kLine));
     const std::uintptr_t copy = (room + kLine - 1) / kLine * kLine + first % kLine;
     result.copy = moved(static_cast<Word>(copy), -all.begin);
-    add(result.read, plan.read);
-    const bool is_known = add(result.written, plan.written);
+    const MPI_Comm comm =
+        prototype_.has('c') ? from_word<MPI_Comm>(words_[prototype_.at('c')]) : MPI_COMM_NULL;
+    add(result.read, plan.read, comm);
+    const bool is_known = add(result.written, plan.written, comm);
     const bool is_message = prototype_.is_message() && !plan.written.empty();
     if (is_message && plan.read.empty() && plan.written[0].layout.is_plain)
       result.may_be_short = true;
     else if ((is_message && plan.read.empty()) || !is_known)
       // What is not overwritten, in a gap or behind a short message, comes back as it was.
-      add(result.read, plan.written);
+      add(result.read, plan.written, comm);
     return result;
   }
 

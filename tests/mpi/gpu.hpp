@@ -65,7 +65,9 @@ class Gpu {
     if (count_ == 0) return;
     int device = 0;
     void* context = nullptr;
-    CHECK(call("cuDeviceGet", &device, world_rank() % count_) == 0, "no device");
+    // With a session there is no world.
+    const int number = count_ > 1 ? world_rank() % count_ : 0;
+    CHECK(call("cuDeviceGet", &device, number) == 0, "no device");
     CHECK(call("cuDevicePrimaryCtxRetain", &context, device) == 0, "no context");
     CHECK(call("cuCtxSetCurrent", context) == 0, "no context");
   }

@@ -64,6 +64,18 @@ class Areas {
     return true;
   }
 
+  /// All that there is, is gone.
+  void reset() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [at, area] : pinned_) munmap(at, area.bytes);
+    for (const auto& [at, area] : device_) {
+      munmap(area.behind, area.bytes);
+      munmap(at, area.bytes);
+    }
+    pinned_.clear();
+    device_.clear();
+  }
+
   Memory where(const void* pointer) {
     const std::lock_guard lock(mutex_);
     if (find(device_, pointer) != nullptr) return Memory::device;
@@ -152,6 +164,10 @@ int cuDeviceGet(int* device, int) {
 }
 int cuDevicePrimaryCtxRetain(void** context, int) {
   *context = &areas();
+  return 0;
+}
+int cuDevicePrimaryCtxReset_v2(int) {
+  areas().reset();
   return 0;
 }
 int cuCtxSetCurrent(void*) {
