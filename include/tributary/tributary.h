@@ -86,7 +86,8 @@ typedef void* trib_stream;
 typedef int (*trib_exchange)(void* context, const void* mine, void* all, size_t bytes);
 
 /* Collective. The communicator uses the calling thread's current CUDA context, whose device must
- * not be another rank's too. One process or many; all ranks on one machine. */
+ * not be another rank's too. One process or many; all ranks on one machine. A setting that is wrong
+ * on one rank is an error on all. */
 trib_result trib_comm_create(trib_comm** comm, int rank, int size, trib_exchange exchange,
                              void* context);
 
@@ -114,14 +115,14 @@ int trib_comm_size(const trib_comm* comm);
  *
  * Each returns once the work is enqueued on `stream`; buffers may be used again when the stream has
  * passed it. Buffers: anything that the rank's GPU can reach (cudaMalloc, pools, managed, pinned
- * host memory), each element aligned to its size. `in` == `out` reduces in place. Ranks enqueue the
- * same calls on a communicator in the same order, and those of several communicators in one order,
- * whichever threads make them: a kernel may take all of a GPU while it waits for its peers, and two
- * that are first on one GPU each would keep each other out. May be captured into a CUDA graph and
- * replayed; all ranks then replay alike. The communicator orders calls on different streams, but
- * what graphs replay it does not see: the program orders that, so that no two calls of a
- * communicator are under way at a time. Errors that show at once are returned; those of the device
- * or of peers by trib_comm_query.
+ * host memory), each element aligned to its size; one that has no elements on a rank is ignored
+ * there. `in` == `out` reduces in place. Ranks enqueue the same calls on a communicator in the same
+ * order, and those of several communicators in one order, whichever threads make them: a kernel may
+ * take all of a GPU while it waits for its peers, and two that are first on one GPU each would keep
+ * each other out. May be captured into a CUDA graph and replayed; all ranks then replay alike. The
+ * communicator orders calls on different streams, but what graphs replay it does not see: the
+ * program orders that, so that no two calls of a communicator are under way at a time. Errors that
+ * show at once are returned; those of the device or of peers by trib_comm_query.
  *
  * All ranks receive the same bits, and the same in every run on the same layout. */
 

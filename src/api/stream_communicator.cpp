@@ -2,7 +2,9 @@
 #include "api/stream_communicator.hpp"
 
 #include <chrono>
+#include <new>
 #include <numeric>
+#include <string_view>
 #include <thread>
 
 #include "algorithm/registry.hpp"
@@ -11,14 +13,48 @@
 
 namespace trib {
 
-StreamCommunicator::StreamCommunicator(std::unique_ptr<Bootstrap> bootstrap, const Config& config)
+namespace {
+
+/// The process's settings, and rank 0's where ranks share them. What is wrong on one rank is an
+/// error on all, as the others would wait for it.
+Config agree_on_settings(Bootstrap& bootstrap) {
+  struct Report {
+    Config config;
+    bool is_good = true;
+    Code code{};
+    char failure[256] = {};
+  };
+  std::vector<Report> all(static_cast<std::size_t>(bootstrap.size()));
+  Report mine;
+  std::optional<Error> failure;
+  try {
+    mine.config = read_config();
+    host_backend();  // loads the modules, one of which may be missing
+  } catch (const Error& error) {
+    failure = error;
+  } catch (const std::exception& error) {
+    failure.emplace(Code::system, error.what());
+  }
+  if (failure) {
+    mine.is_good = false;
+    mine.code = failure->code();
+    std::string_view(failure->what()).copy(mine.failure, sizeof mine.failure - 1);
+  }
+  bootstrap.exchange(&mine, all.data(), sizeof mine);
+  if (failure) throw Error(*failure);
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    if (!all[rank].is_good)
+      throw Error(all[rank].code, "rank " + std::to_string(rank) + ": " + all[rank].failure);
+  return adopt(mine.config, all[0].config);
+}
+
+}  // namespace
+
+StreamCommunicator::StreamCommunicator(std::unique_ptr<Bootstrap> bootstrap)
     : bootstrap_(std::move(bootstrap)),
-      config_(config),
+      config_(agree_on_settings(*bootstrap_)),
       rank_(bootstrap_->rank()),
       size_(bootstrap_->size()) {
-  std::vector<Config> all(static_cast<std::size_t>(size_));
-  bootstrap_->exchange(&config, all.data(), sizeof config);
-  config_ = adopt(config, all[0]);
   if (size_ == 1) {
     if (device_backend() == nullptr || !device_backend()->load())
       throw Error(Code::device, "there is no GPU driver, or Tributary was built without CUDA");
@@ -47,12 +83,20 @@ StreamCommunicator::StreamCommunicator(std::unique_ptr<Bootstrap> bootstrap, con
   findings_ = Findings(adopt_findings(*bootstrap_, config_, backend, Key::Place::device), size_, 1);
 }
 
-const StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
-                                                             std::vector<std::size_t> counts,
-                                                             bool is_registered) {
+/// A plan follows from the call and from what ranks agreed on when the communicator was made. One
+/// that was forgotten is made anew, the same as before and without a word to the others: ranks need
+/// not forget alike. Programs are never forgotten, and there are no more of them than algorithms
+/// and roots. Kernels, also those of graphs, have their parameters by value: a plan is needed until
+/// its call is enqueued, and by the Work that refers to it.
+std::shared_ptr<const StreamCommunicator::Plan> StreamCommunicator::plan_for(
+    const Call& call, std::vector<std::size_t> counts, bool is_registered) {
   PlanKey kind{call.collective, call.dtype, call.op, call.root, std::move(counts), is_registered};
-  if (const auto found = plans_.find(kind); found != plans_.end()) return found->second;
-  Plan plan;
+  if (const auto found = plans_.find(kind); found != plans_.end()) {
+    plans_by_use_.splice(plans_by_use_.begin(), plans_by_use_, found->second.place);
+    return found->second.plan;
+  }
+  const auto made = std::make_shared<Plan>();
+  Plan& plan = *made;
   const std::vector<std::size_t>& parts = std::get<4>(kind);
   const std::size_t total = std::accumulate(parts.begin(), parts.end(), std::size_t{0});
   const std::size_t element = bytes(call.dtype);
@@ -98,8 +142,15 @@ const StreamCommunicator::Plan& StreamCommunicator::plan_for(const Call& call,
   arguments.longest = longest_chunk(plan.chunk_begin);
   arguments.is_enqueued = true;
   cut_passes(arguments, choice, *loaded.program, device_->max_blocks(), config_);
-  // Moved, chunk_begin's elements stay where they are: the arguments point to them.
-  return plans_.emplace(std::move(kind), std::move(plan)).first->second;
+  std::list<const PlanKey*> place(1);
+  const auto known = plans_.emplace(std::move(kind), KnownPlan{made, place.begin()}).first;
+  place.front() = &known->first;
+  plans_by_use_.splice(plans_by_use_.begin(), place);
+  if (plans_.size() > kMostPlans) {
+    plans_.erase(plans_.find(*plans_by_use_.back()));
+    plans_by_use_.pop_back();
+  }
+  return made;
 }
 
 namespace {
@@ -150,16 +201,17 @@ StreamCommunicator::Work StreamCommunicator::work_of(const Call& call) {
   std::uint64_t place = 0;
   work.mapped = find_registered(call, total * bytes(call.dtype), place);
   Signature made = signature;
-  const Plan& plan = plan_for(call, std::move(counts), !work.mapped.empty());
-  if (plan.loaded->reach == Reach::push) made.hash = mix(made.hash, place);
-  work.program = plan.loaded->program.get();
-  work.arguments = plan.arguments;
+  const auto plan = plan_for(call, std::move(counts), !work.mapped.empty());
+  if (plan->loaded->reach == Reach::push) made.hash = mix(made.hash, place);
+  work.program = plan->loaded->program.get();
+  work.plan = plan;
+  work.arguments = plan->arguments;
   work.arguments.signature = made;
   work.arguments.in = call.in;
   if (call.collective == Collective::allgather)  // `in` is one chunk of a vector that nobody has
     work.arguments.in = reinterpret_cast<const void*>(
         reinterpret_cast<std::uintptr_t>(call.in) -
-        plan.chunk_begin[static_cast<std::size_t>(rank_)] * bytes(call.dtype));
+        plan->chunk_begin[static_cast<std::size_t>(rank_)] * bytes(call.dtype));
   work.arguments.out = call.out;
   return work;
 }
@@ -247,6 +299,10 @@ void StreamCommunicator::launch(Work work, Stream stream) {
     if (work.program != nullptr) work.program->launch(work.arguments);
   } catch (const Error& error) {
     fail(error);
+  } catch (const std::bad_alloc&) {
+    fail(out_of_memory_);
+  } catch (const std::exception& error) {
+    fail(Error(Code::system, error.what()));
   }
 }
 

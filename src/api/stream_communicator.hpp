@@ -3,6 +3,7 @@
 // behind trib_comm. The counterpart of comm/communicator.hpp, which meets and waits.
 #pragma once
 
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,8 +23,9 @@ namespace trib {
 
 class StreamCommunicator {
  public:
-  /// Collective. Throws Error, on all ranks alike once they could be reached.
-  StreamCommunicator(std::unique_ptr<Bootstrap> bootstrap, const Config& config);
+  /// Collective, with the settings of the process. Throws Error, on all ranks alike once they could
+  /// be reached.
+  explicit StreamCommunicator(std::unique_ptr<Bootstrap> bootstrap);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -56,10 +58,11 @@ class StreamCommunicator {
   void enqueue(const Call& call, Stream stream);
 
   /// What a call comes to, but for the stream: may be started as often as wanted, as long as the
-  /// communicator lives. Plans and programs, which it refers to, stay as they are until then.
+  /// communicator lives. Programs, which it refers to, stay as they are until then.
   struct Work {
     Program* program = nullptr;  ///< null: nothing needs to go to other ranks
     Arguments arguments;
+    std::shared_ptr<const void> plan;   ///< what the arguments point into
     std::size_t copied = 0;             ///< bytes from `in` to `out`, without a program
     std::vector<MappedBuffers> mapped;  ///< where results are delivered, if they are
   };
@@ -88,8 +91,16 @@ class StreamCommunicator {
     Arguments arguments;
   };
   using PlanKey = std::tuple<Collective, Dtype, Op, int, std::vector<std::size_t>, bool>;
+  struct KnownPlan {
+    std::shared_ptr<const Plan> plan;
+    std::list<const PlanKey*>::iterator place;  ///< in plans_by_use_
+  };
+  /// More are forgotten, the least recently used first: a program may have other lengths in every
+  /// call. With 8 ranks these are some 2 MiB.
+  static constexpr std::size_t kMostPlans = 4096;
 
-  const Plan& plan_for(const Call& call, std::vector<std::size_t> counts, bool is_registered);
+  std::shared_ptr<const Plan> plan_for(const Call& call, std::vector<std::size_t> counts,
+                                       bool is_registered);
   std::vector<MappedBuffers> find_registered(const Call& call, std::size_t bytes,
                                              std::uint64_t& place);
   Work work_of(const Call& call);
@@ -102,7 +113,7 @@ class StreamCommunicator {
   void look();
 
   const std::unique_ptr<Bootstrap> bootstrap_;
-  Config config_;
+  const Config config_;
   const int rank_, size_;
   std::unique_ptr<HostChannel> host_;  // only to see whether peers are well; under state_mutex_
   std::unique_ptr<DeviceChannel> device_;
@@ -112,11 +123,13 @@ class StreamCommunicator {
   std::mutex mutex_;         // of launches, and what they use
   std::mutex enroll_mutex_;  // of registrations being made; taken before mutex_
   std::mutex state_mutex_;
-  std::optional<Error> failure_;  // the first one
+  std::optional<Error> failure_;                              // the first one
+  const Error out_of_memory_{Code::system, "out of memory"};  // made while there is some
   int looked_at_ = 0;
   std::uint64_t position_ = 0;
   std::map<std::tuple<Collective, const Algorithm*, int, Reach>, Loaded> programs_;
-  std::map<PlanKey, Plan> plans_;
+  std::map<PlanKey, KnownPlan> plans_;
+  std::list<const PlanKey*> plans_by_use_;  // the last one first
   std::vector<std::weak_ptr<Registration>> registrations_;
   std::uint64_t last_registration_ = 0;
 };

@@ -124,9 +124,6 @@ StreamCommunicator::Call checked(const trib_comm* comm, trib_dtype dtype, trib_o
           std::to_string(size));
   if (call.collective == Collective::reduce_scatter && call.counts == nullptr)
     wrong("counts is null");
-  for (const void* const buffer : {call.in, static_cast<const void*>(call.out)})
-    if (reinterpret_cast<std::uintptr_t>(buffer) % alignment(call.dtype) != 0)
-      wrong("a buffer is not aligned to its elements");
   std::size_t read = call.count, written = call.count;
   if (call.collective == Collective::reduce_scatter) {
     read = std::accumulate(call.counts, call.counts + size, std::size_t{0});
@@ -134,8 +131,14 @@ StreamCommunicator::Call checked(const trib_comm* comm, trib_dtype dtype, trib_o
   }
   if (call.collective == Collective::broadcast && rank != call.root) read = 0;
   if (call.collective == Collective::reduce && rank != call.root) written = 0;
+  // What is ignored may be anything: an error would be this rank's alone.
+  if (read == 0) call.in = nullptr;
+  if (written == 0) call.out = nullptr;
   if (call.in == nullptr && read > 0) wrong("in is null");
   if (call.out == nullptr && written > 0) wrong("out is null");
+  for (const void* const buffer : {call.in, static_cast<const void*>(call.out)})
+    if (reinterpret_cast<std::uintptr_t>(buffer) % alignment(call.dtype) != 0)
+      wrong("a buffer is not aligned to its elements");
   return call;
 }
 
@@ -220,8 +223,7 @@ trib_result trib_comm_create(trib_comm** comm, int rank, int size, trib_exchange
     if (size < 1 || rank < 0 || rank >= size)
       trib::wrong("rank " + std::to_string(rank) + " of " + std::to_string(size));
     *comm = new trib_comm{std::make_shared<trib::StreamCommunicator>(
-        std::make_unique<trib::CallerBootstrap>(rank, size, exchange, context),
-        trib::read_config())};
+        std::make_unique<trib::CallerBootstrap>(rank, size, exchange, context))};
   });
 }
 

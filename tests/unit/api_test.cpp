@@ -1,13 +1,198 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The C API where there is no GPU: errors say what is wrong. With GPUs: tests/mpi/gpu_stream.cpp.
+// The C API where there is no GPU: errors say what is wrong, and ranks that are threads enqueue
+// kernels of a stand-in, which do nothing. With GPUs: tests/mpi/gpu_stream.cpp.
 #include "tributary/tributary.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <new>
 #include <string>
+#include <thread>
+#include <vector>
+
+#include "backend/backend.hpp"
 
 namespace {
+
+/// Of the C library's heap. With a sanitizer's this stays as it is.
+std::size_t allocated_bytes() { return ::mallinfo2().uordblks; }
+
+constexpr int kRanks = 2;
+
+/// The last call of each rank that came as far as its kernel.
+struct Launched {
+  trib::Arguments arguments;
+  std::vector<std::size_t> chunk_begin;
+};
+std::array<Launched, kRanks> launched;
+int out_of_memory_on = -1;  ///< a rank
+
+class StandInProgram final : public trib::Program, trib::Operation {
+ public:
+  explicit StandInProgram(int rank) : rank_(rank) {}
+  std::size_t fit(bool) const override { return 1 << 20; }
+  trib::Operation& launch(const trib::Arguments& arguments) override {
+    if (out_of_memory_on == rank_) throw std::bad_alloc();
+    launched[static_cast<std::size_t>(rank_)] = {
+        arguments, {arguments.chunk_begin, arguments.chunk_begin + arguments.chunks + 1}};
+    return *this;
+  }
+
+ private:
+  bool advance(int) override { return true; }
+  int blocked_on() const override { return -1; }
+  std::uint64_t position() const override { return 0; }
+
+  const int rank_;
+};
+
+class StandInChannel final : public trib::DeviceChannel {
+ public:
+  explicit StandInChannel(int rank) : rank_(rank) {}
+  std::unique_ptr<trib::Program> load(const std::vector<trib::Schedule>&, trib::Engine) override {
+    return std::make_unique<StandInProgram>(rank_);
+  }
+  bool reserve(trib::Engine, std::string&) override { return false; }
+  bool has(trib::Engine) const override { return false; }
+  void poison(const std::string&) noexcept override {}
+  trib::Memory where(const void*) const override { return trib::Memory::device; }
+  int max_blocks() const override { return 16; }
+  void* allocate(std::size_t) override { return nullptr; }
+  void free(void*) noexcept override {}
+  bool is_capturing(trib::Stream) const override { return false; }
+  void check() override {}
+  void drain() override {}
+
+ private:
+  const int rank_;
+};
+
+class StandIn final : public trib::DeviceBackend {
+ public:
+  std::string_view name() const override { return "test"; }
+  std::string hardware() const override { return "stand-in"; }
+  std::string describe() const override { return ""; }
+  bool is_in_use() const override { return true; }
+  trib::Memory where(const void*) const override { return trib::Memory::device; }
+  bool is_defined(trib::Op, trib::Dtype) const override { return true; }
+  std::unique_ptr<trib::DeviceChannel> open(trib::Bootstrap& bootstrap, const trib::Config&,
+                                            const void*, std::string&) override {
+    return std::make_unique<StandInChannel>(bootstrap.rank());
+  }
+  bool load() const override { return true; }
+  void copy(void*, const void*, std::size_t) const override {}
+  void enqueue_copy(void*, const void*, std::size_t, trib::Stream) const override {}
+  void* allocate_host(std::size_t) const override { return nullptr; }
+  void free_host(void*) const noexcept override {}
+};
+
+bool has_stand_in = false;
+
+}  // namespace
+
+namespace trib {
+
+/// In place of the library's, which asks for it by name, and finds the program's first.
+DeviceBackend* device_backend() {
+  static StandIn stand_in;
+  if (has_stand_in) return &stand_in;
+  static const auto real =
+      reinterpret_cast<DeviceBackend* (*)()>(::dlsym(RTLD_NEXT, "_ZN4trib14device_backendEv"));
+  return real != nullptr ? real() : nullptr;
+}
+
+}  // namespace trib
+
+namespace {
+
+/// Where the ranks exchange. Whoever waits for one that does not come has to give up some time.
+class Meeting {
+ public:
+  /// For trib_comm_create.
+  struct Seat {
+    Meeting& meeting;
+    int rank;
+  };
+  static int exchange(void* seat, const void* mine, void* all, std::size_t bytes) {
+    const auto [meeting, rank] = *static_cast<Seat*>(seat);
+    return meeting.exchange(rank, mine, all, bytes) ? 0 : 1;
+  }
+
+  bool wait_for_one() {
+    std::unique_lock lock(mutex_);
+    return change_.wait_for(lock, kPatience, [&] { return present_ > 0; });
+  }
+
+ private:
+  static constexpr std::chrono::seconds kPatience{20};
+
+  bool exchange(int rank, const void* mine, void* all, std::size_t bytes) {
+    std::unique_lock lock(mutex_);
+    parts_[static_cast<std::size_t>(rank)].assign(static_cast<const char*>(mine), bytes);
+    const int round = round_;
+    if (++present_ == kRanks) {
+      present_ = 0;
+      ++round_;
+      result_.clear();
+      for (const std::string& part : parts_) result_ += part;
+    }
+    change_.notify_all();
+    if (!change_.wait_for(lock, kPatience, [&] { return round_ != round; })) return false;
+    std::memcpy(all, result_.data(), result_.size());
+    return true;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable change_;
+  std::array<std::string, kRanks> parts_;
+  std::string result_;
+  int present_ = 0, round_ = 0;
+};
+
+/// A communicator of ranks that have a GPU each. Calls on it wait for no other rank: tests make
+/// them for one after the other.
+class StreamRanks : public testing::Test {
+ protected:
+  void SetUp() override {
+    has_stand_in = true;
+    out_of_memory_on = -1;
+    launched = {};
+    as_threads([this](int rank) {
+      EXPECT_EQ(trib_comm_create(&comms[rank], rank, kRanks, Meeting::exchange, &seats[rank]),
+                TRIB_SUCCESS)
+          << trib_last_error();
+    });
+    ASSERT_NE(comms[0], nullptr);
+    ASSERT_NE(comms[1], nullptr);
+  }
+  void TearDown() override {
+    as_threads([this](int rank) { EXPECT_EQ(trib_comm_destroy(comms[rank]), TRIB_SUCCESS); });
+    has_stand_in = false;
+  }
+  template <class Body>
+  static void as_threads(const Body& body) {
+    std::thread other([&] { body(1); });
+    body(0);
+    other.join();
+  }
+
+  trib_result allreduce(int rank, std::size_t count) {
+    return trib_allreduce(memory, memory, count, TRIB_FLOAT32, TRIB_SUM, comms[rank], nullptr);
+  }
+
+  Meeting meeting;
+  Meeting::Seat seats[kRanks] = {{meeting, 0}, {meeting, 1}};
+  trib_comm* comms[kRanks] = {};
+  alignas(16) std::byte memory[16] = {};  // nobody touches it, however long vectors are
+};
 
 int exchange(void*, const void* mine, void* all, std::size_t bytes) {
   std::memcpy(all, mine, bytes);
@@ -98,6 +283,107 @@ TEST(Api, NoGpuIsAnErrorNotACrash) {
   }
   EXPECT_EQ(result, TRIB_ERROR_DEVICE);
   EXPECT_NE(std::string(trib_last_error()).find("driver"), std::string::npos) << trib_last_error();
+}
+
+/// Settings are those of the process: rank 0 has read them when rank 1's are made wrong.
+TEST(Api, AWrongSettingOnOneRankIsAnErrorOnAll) {
+  Meeting meeting;
+  Meeting::Seat seats[kRanks] = {{meeting, 0}, {meeting, 1}};
+  trib_comm* comms[kRanks] = {};
+  std::string text;
+  std::thread other([&] {
+    EXPECT_EQ(trib_comm_create(&comms[0], 0, kRanks, Meeting::exchange, &seats[0]),
+              TRIB_ERROR_ARGUMENT);
+    text = trib_last_error();
+  });
+  EXPECT_TRUE(meeting.wait_for_one());
+  ::setenv("TRIB_PROTOCOL", "bogus", 1);
+  EXPECT_EQ(trib_comm_create(&comms[1], 1, kRanks, Meeting::exchange, &seats[1]),
+            TRIB_ERROR_ARGUMENT);
+  const std::string own_text = trib_last_error();
+  other.join();
+  ::unsetenv("TRIB_PROTOCOL");
+  EXPECT_TRUE(own_text.starts_with("TRIB_PROTOCOL=bogus: not one of")) << own_text;
+  EXPECT_EQ(text, "rank 1: " + own_text);
+  EXPECT_EQ(comms[0], nullptr);
+  EXPECT_EQ(comms[1], nullptr);
+}
+
+TEST_F(StreamRanks, IgnoredBuffersAreNotJudged) {
+  void* const odd = memory + 1;
+  ASSERT_EQ(trib_reduce(memory, memory, 5, TRIB_FLOAT32, TRIB_SUM, 0, comms[0], nullptr),
+            TRIB_SUCCESS);
+  EXPECT_EQ(trib_reduce(memory, odd, 5, TRIB_FLOAT32, TRIB_SUM, 0, comms[1], nullptr), TRIB_SUCCESS)
+      << trib_last_error();
+  EXPECT_EQ(launched[1].arguments.out, nullptr);
+  ASSERT_EQ(trib_broadcast(memory, memory, 6, TRIB_FLOAT32, 0, comms[0], nullptr), TRIB_SUCCESS);
+  EXPECT_EQ(trib_broadcast(odd, memory, 6, TRIB_FLOAT32, 0, comms[1], nullptr), TRIB_SUCCESS)
+      << trib_last_error();
+  EXPECT_EQ(launched[1].arguments.in, nullptr);
+  const std::size_t counts[kRanks] = {7, 0};
+  ASSERT_EQ(trib_reduce_scatter(memory, memory, counts, TRIB_FLOAT32, TRIB_SUM, comms[0], nullptr),
+            TRIB_SUCCESS);
+  EXPECT_EQ(trib_reduce_scatter(memory, odd, counts, TRIB_FLOAT32, TRIB_SUM, comms[1], nullptr),
+            TRIB_SUCCESS)
+      << trib_last_error();
+  for (const Launched& its : launched) EXPECT_EQ(its.arguments.signature.count, 7u);
+  for (int rank = 0; rank < kRanks; ++rank)
+    EXPECT_EQ(trib_allreduce(odd, odd, 0, TRIB_FLOAT32, TRIB_SUM, comms[rank], nullptr),
+              TRIB_SUCCESS);
+
+  trib_request* request = nullptr;
+  EXPECT_EQ(trib_broadcast_init(odd, memory, 6, TRIB_FLOAT32, 0, comms[1], &request), TRIB_SUCCESS);
+  EXPECT_EQ(trib_request_free(request), TRIB_SUCCESS);
+  EXPECT_EQ(trib_broadcast(odd, memory, 6, TRIB_FLOAT32, 1, comms[1], nullptr),
+            TRIB_ERROR_ARGUMENT);
+  EXPECT_EQ(trib_reduce(memory, odd, 5, TRIB_FLOAT32, TRIB_SUM, 1, comms[1], nullptr),
+            TRIB_ERROR_ARGUMENT);
+}
+
+TEST_F(StreamRanks, ManyLengthsTakeNoMoreMemoryThanSome) {
+  constexpr std::size_t kSome = 6000, kMany = 30000;
+  trib_request* request = nullptr;
+  ASSERT_EQ(
+      trib_allreduce_init(memory, memory, kMany + 1, TRIB_FLOAT32, TRIB_SUM, comms[0], &request),
+      TRIB_SUCCESS);
+  ASSERT_EQ(allreduce(0, kMany), TRIB_SUCCESS);
+  ASSERT_EQ(allreduce(1, kMany), TRIB_SUCCESS);
+  const std::size_t* const often = launched[0].arguments.chunk_begin;
+  std::size_t bytes_of_some = 0;
+  for (std::size_t count = 1; count < kMany; ++count) {
+    for (int rank = 0; rank < kRanks; ++rank) ASSERT_EQ(allreduce(rank, count), TRIB_SUCCESS);
+    if (count == kSome) bytes_of_some = allocated_bytes();
+    if (count % 1000 != 0) continue;
+    for (int rank = 0; rank < kRanks; ++rank) ASSERT_EQ(allreduce(rank, kMany), TRIB_SUCCESS);
+    EXPECT_EQ(launched[0].arguments.chunk_begin, often) << "what is used was forgotten";
+  }
+  EXPECT_LT(allocated_bytes(), bytes_of_some + (64 << 10));
+
+  // A request outlives what is known of calls like it.
+  ASSERT_EQ(trib_start(request, nullptr), TRIB_SUCCESS);
+  const Launched by_request = launched[0];
+  ASSERT_EQ(allreduce(1, kMany + 1), TRIB_SUCCESS);
+  EXPECT_EQ(by_request.chunk_begin, launched[1].chunk_begin);
+  EXPECT_EQ(by_request.chunk_begin.back(), kMany + 1);
+  EXPECT_EQ(trib_request_free(request), TRIB_SUCCESS);
+}
+
+TEST_F(StreamRanks, AKernelThatIsMissingIsTheEndOfTheCommunicator) {
+  ASSERT_EQ(allreduce(0, 5), TRIB_SUCCESS);
+  ASSERT_EQ(allreduce(1, 5), TRIB_SUCCESS);
+  ASSERT_EQ(allreduce(0, 6), TRIB_SUCCESS);
+  out_of_memory_on = 1;
+  EXPECT_EQ(allreduce(1, 6), TRIB_ERROR_SYSTEM);
+  EXPECT_STREQ(trib_last_error(), "out of memory");
+  out_of_memory_on = -1;
+  EXPECT_EQ(allreduce(1, 7), TRIB_ERROR_UNUSABLE);
+  trib_result error = TRIB_SUCCESS;
+  EXPECT_EQ(trib_comm_query(comms[1], &error), TRIB_SUCCESS);
+  EXPECT_EQ(error, TRIB_ERROR_SYSTEM);
+  EXPECT_EQ(trib_comm_query(comms[0], &error), TRIB_SUCCESS);
+  EXPECT_EQ(error, TRIB_ERROR_PEER);
+  EXPECT_NE(std::string(trib_last_error()).find("out of memory"), std::string::npos)
+      << trib_last_error();
 }
 
 }  // namespace
