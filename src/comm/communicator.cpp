@@ -370,7 +370,7 @@ void Communicator::change_devices(Change&& change) {
 
 // -------------------------------------------------------------------------------------- waiting
 
-std::atomic<int> Communicator::naps_left = 0;
+std::atomic<int> Communicator::naps_left = 0, Communicator::mixed_posts_left = 0;
 
 /// Whether to sleep in this wait.
 bool Communicator::is_nap_due() {

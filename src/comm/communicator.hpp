@@ -64,6 +64,12 @@ class Communicator {
   /// Of this process: rounds of waiting in which ranks that are crowded sleep rather than yield.
   /// Tests set it.
   static std::atomic<int> naps_left;
+  /// The program has made a request of the MPI's own. Who sleeps does not go on with that, and
+  /// those who wait for it do not wake him.
+  static void note_request_of_mpi() {
+    if (naps_left.load(std::memory_order_relaxed) > 0) [[unlikely]]
+      mixed_posts_left.store(kMixedPosts, std::memory_order_relaxed);
+  }
 
   /// Set if this communicator serves nothing; the same on all ranks.
   const Decline* declined() const { return declined_ ? &*declined_ : nullptr; }
@@ -177,7 +183,14 @@ class Communicator {
   void wait_for_ranks(Step&& step, int spin);
   template <class Step, class Diagnose, class CheckAlive, class IsGuess>
   void wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive, IsGuess&& is_guess,
-                  bool is_devices);
+                  bool is_devices, bool may_nap = true);
+  /// Posts and starts of ours during which such requests are taken to be under way.
+  static constexpr int kMixedPosts = 16;
+  static std::atomic<int> mixed_posts_left;
+  static void note_post() {
+    if (mixed_posts_left.load(std::memory_order_relaxed) > 0) [[unlikely]]
+      mixed_posts_left.fetch_sub(1, std::memory_order_relaxed);
+  }
   static bool is_nap_due();
   static void yield_and_look();
   void check_time(int peer, double waited) const;

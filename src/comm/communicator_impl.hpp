@@ -61,10 +61,10 @@ void Communicator::wait_for_ranks(Step&& step, int spin) {
 }
 
 /// `is_guess`: whether that rank is as good as any other. `is_devices`: a device is to do it, which
-/// wakes nobody.
+/// wakes nobody. `may_nap`: where that is due.
 template <class Step, class Diagnose, class CheckAlive, class IsGuess>
 void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive,
-                              IsGuess&& is_guess, bool is_devices) {
+                              IsGuess&& is_guess, bool is_devices, bool may_nap) {
   using Clock = std::chrono::steady_clock;
   /// Polls between two looks at the rest of the world, about a microsecond's worth.
   constexpr int kPollsPerYield = 40;
@@ -74,18 +74,18 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   constexpr auto kLongestNap = std::chrono::microseconds(2000);
   const auto start = Clock::now();
   auto alive_at = start;
-  const bool may_nap = group_.is_crowded && !is_devices;
+  const bool may_peers_sleep = group_.is_crowded && !is_devices;
   const int polls = group_.is_crowded ? 1 : kPollsPerYield;
   std::chrono::microseconds nap = kFirstNap;
   bool is_woken = true;
   for (std::uint32_t round = 1;; ++round) {
-    const bool is_napping = may_nap && is_nap_due();
+    const bool is_napping = may_peers_sleep && may_nap && is_nap_due();
     // Open MPI yields where it finds nothing to do.
     if (!is_napping || !is_woken) drive();
-    if (may_nap && !is_napping) {
-      channel_->wake_waiting();  // others may sleep
+    if (may_peers_sleep && !is_napping) {
+      channel_->wake_waiting();
       yield_and_look();
-    } else if (!may_nap) {
+    } else if (!is_napping) {
       ::sched_yield();
     }
     const int peer = step(polls);

@@ -81,6 +81,7 @@ void Communicator::settle_devices() {
 
 void Communicator::post(Task& task, const Request& request) {
   check_usable();
+  note_post();
   if (may_use_devices_ && is_time_to_settle(++posts_)) [[unlikely]]
     wants_to_settle_ = !is_settled();
   task.request_ = request;
@@ -364,6 +365,7 @@ std::optional<Choice> Communicator::tune_for(const Request& request, bool is_on_
 
 void Communicator::start(Task& task) {
   check_usable();
+  note_post();
   if (task.bytes_ == 0) return count_empty(task.request_);
   try {
     stage(task);
@@ -472,7 +474,8 @@ void Communicator::wait(Task& task) {
       wait_until([&](int polls) { return background_->advance(task, polls); },
                  [&](int peer) { background_->diagnose(task, peer); },
                  [&](int peer) { background_->check_alive(task, peer); },
-                 [&] { return background_->is_guessing(task); }, task.meets_);
+                 [&] { return background_->is_guessing(task); }, task.meets_,
+                 /*may_nap=*/mixed_posts_left.load(std::memory_order_relaxed) <= 0);
     } catch (...) {  // the task must not be under way any more
       fail();
     }

@@ -122,6 +122,7 @@ int pass(Words... words) {
   const Library& mpi = library();
   if (!mpi.is_ours) return mpi.call(entry, words...);
   Word all[] = {words...};
+  if constexpr (prototype.has('q')) Communicator::note_request_of_mpi();
   // An occasion for the ranks to meet, and to go on with what is under way. (A program that frees
   // an active request expects no more of its end than that.)
   const int status = is_device_in_use() ? call_with_buffers_on_host(entry, prototype, width, all)

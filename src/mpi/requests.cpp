@@ -516,7 +516,10 @@ int emulate(const Call& call, MPI_Request* request) {
 
 int start(MPI_Request* request) {
   Handle* const handle = request ? find(*request) : nullptr;
-  if (!handle) return library().Start(request);
+  if (!handle) {
+    Communicator::note_request_of_mpi();
+    return library().Start(request);
+  }
   if (handle->emulation && handle->emulation->request == MPI_REQUEST_NULL)
     return handle->emulation->start();
   if (handle->is_active || !handle->persistent)

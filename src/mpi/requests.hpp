@@ -95,6 +95,7 @@ template <class Original>
 int leave_request_to_mpi(const Call& call, Decline reason, MPI_Request* request,
                          const Original& original) {
   count_declined(reason);
+  Communicator::note_request_of_mpi();
   Call passed = call;
   passed.op = operator_for_mpi(call);
   return with_buffers_on_host(passed, request, original);
