@@ -119,10 +119,12 @@ int trib_comm_size(const trib_comm* comm);
  * there. `in` == `out` reduces in place. Ranks enqueue the same calls on a communicator in the same
  * order, and those of several communicators in one order, whichever threads make them: a kernel may
  * take all of a GPU while it waits for its peers, and two that are first on one GPU each would keep
- * each other out. May be captured into a CUDA graph and replayed; all ranks then replay alike. The
- * communicator orders calls on different streams, but what graphs replay it does not see: the
- * program orders that, so that no two calls of a communicator are under way at a time. Errors that
- * show at once are returned; those of the device or of peers by trib_comm_query.
+ * each other out. So calls run one after the other on a GPU, in the order in which they were
+ * enqueued, whatever communicators and streams they are for and whatever else these hold. May be
+ * captured into a CUDA graph and replayed; all ranks then replay alike. What graphs replay has no
+ * place in that order: the program sees to it that no other call, of whatever communicator, is
+ * under way beside it, and that branches of a graph which may run side by side do not both hold
+ * calls. Errors that show at once are returned; those of the device or of peers by trib_comm_query.
  *
  * All ranks receive the same bits, and the same in every run on the same layout. */
 

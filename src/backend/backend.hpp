@@ -302,6 +302,13 @@ class DeviceChannel {
     (void)buffers, (void)mapped;
     return nullptr;
   }
+  /// Whether all that this rank has shown for `held`, of hold(), is still there: a program may free
+  /// memory while it does not use it, and allocate at the same address again, of which no peer
+  /// knows. About 100 ns for each buffer.
+  virtual bool is_still_there(const std::shared_ptr<void>& held) const {
+    (void)held;
+    return true;
+  }
   /// Whether peers' kernels may use buffers of this rank: the program has nothing under way on its
   /// default stream. May wait for that a little.
   virtual bool is_settled() const { return true; }

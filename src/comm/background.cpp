@@ -445,6 +445,9 @@ Card Background::card_of(const Lane& lane, const Task& task) const {
     device.show(card, {request.in, request.out, task.bytes_, out_bytes});
   }
   card.is_settled = (!devices_.are_shared && !is_held) || lane.is_settled || device.is_settled();
+  // Peers' kernels would work on what was there before: then the call goes another way, on all
+  // ranks alike.
+  if (is_held && !device.is_still_there(task.hold_)) card.is_settled = false;
   return card;
 }
 

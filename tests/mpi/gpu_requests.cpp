@@ -350,6 +350,91 @@ void registered() {
   for (float* const memory : passing) gpu.free(memory);
 }
 
+/// Memory that a program may exchange for other memory at the same address.
+class Renewable {
+ public:
+  Renewable(bool is_mapped, std::size_t bytes) : bytes_(bytes) {
+    if (is_mapped) {
+      range_ = std::make_unique<MappedMemory>(1, bytes, MappedMemory::kFile);
+      data_ = static_cast<float*>(range_->data());
+    } else {
+      data_ = static_cast<float*>(Gpu::get().allocate(bytes));
+    }
+  }
+  ~Renewable() {
+    if (!range_) Gpu::get().free(data_);
+  }
+  Renewable(const Renewable&) = delete;
+  Renewable& operator=(const Renewable&) = delete;
+
+  float* data() const { return data_; }
+  /// False: it is elsewhere now.
+  bool renew() {
+    if (range_) {
+      range_->replace(0);
+      return true;
+    }
+    const float* const before = data_;
+    Gpu::get().free(data_);
+    data_ = static_cast<float*>(Gpu::get().allocate(bytes_));
+    return data_ == before;
+  }
+
+ private:
+  const std::size_t bytes_;
+  std::unique_ptr<MappedMemory> range_;
+  float* data_ = nullptr;
+};
+
+/// Buffers of an inactive request whose memory goes, on some ranks, and other memory comes to the
+/// same address: what peers have mapped is not what the next start is for.
+void reallocated() {
+  int renewed = 0;
+  for (const bool is_mapped : {true, false})
+    for (const int count : {400000, 3000000}) {
+      const std::size_t bytes = static_cast<std::size_t>(count) * 4;
+      Renewable in(is_mapped, bytes), out(is_mapped, bytes);
+      std::vector<float> host(static_cast<std::size_t>(count));
+      MPI_Request request = MPI_REQUEST_NULL;
+      const auto init = [&] {
+        CHECK(MPI_Allreduce_init(in.data(), out.data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
+                                 MPI_INFO_NULL, &request) == MPI_SUCCESS,
+              "");
+      };
+      init();
+      for (int round = 0; round < 12; ++round) {
+        int are_same = 1;
+        if (round % 3 == 2 && (rank + round) % 2 == 0) {
+          if (round % 4 > 0 && !in.renew()) are_same = 0;
+          if (round % 4 < 3 && !out.renew()) are_same = 0;
+          ++renewed;
+        }
+        MPI_Allreduce(MPI_IN_PLACE, &are_same, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+        // The buffers of a request are where they were when it was made.
+        if (are_same == 0 || round == 9) {
+          MPI_Request_free(&request);
+          init();
+        }
+        for (int k = 0; k < count; ++k) host[static_cast<std::size_t>(k)] = value(rank, k, round);
+        Gpu::get().copy(in.data(), host.data(), bytes);
+        MPI_Start(&request);
+        MPI_Wait(&request, MPI_STATUS_IGNORE);
+        Gpu::get().copy(host.data(), out.data(), bytes);
+        for (int k = 0; k < count; ++k) {
+          float expected = 0;
+          for (int r = 0; r < size; ++r) expected += value(r, k, round);
+          CHECK(host[static_cast<std::size_t>(k)] == expected,
+                "other memory, %s, round %d, element %d of %d: %g, not %g",
+                is_mapped ? "mapped" : "allocated", round, k, count,
+                static_cast<double>(host[static_cast<std::size_t>(k)]),
+                static_cast<double>(expected));
+        }
+      }
+      MPI_Request_free(&request);
+    }
+  CHECK(renewed > 0, "");
+}
+
 /// The same of each collective, aligned and not.
 void registered_of_each() {
   Parts parts;
@@ -568,6 +653,7 @@ int main(int argc, char** argv) {
 #if MPI_VERSION >= 4
   persistent();
   registered();
+  reallocated();
   registered_of_each();
   same_bits();
   scatters_in_place();

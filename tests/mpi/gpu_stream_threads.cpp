@@ -5,9 +5,15 @@
 // others, as tributary.h asks for: without that order, two kernels that take all of a GPU each keep
 // each other out (seen within some hundred calls on two H100, with one hardware queue and with
 // eight). CUDA_DEVICE_MAX_CONNECTIONS=1 makes it hardest, since all streams are one queue then.
+// First one thread enqueues both communicators' calls in one order, with other work before them
+// that differs from rank to rank: the order of enqueuing is enough, whatever else is in the
+// streams.
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <random>
 #include <thread>
 #include <vector>
@@ -59,6 +65,49 @@ void warm_up(Slot& slot, trib_comm* comm, Stream& stream) {
       enqueue(slot, root, comm, stream);
       stream.wait();
     }
+}
+
+/// Work of the program's own: 20 ms.
+void pause(void*) { usleep(20000); }
+
+/// Calls that take all of a GPU. On every second rank the first communicator's stream is busy when
+/// its call is enqueued, on the others the second one's: there the calls could begin in other
+/// orders.
+void behind_other_work(trib_comm* const* comms, Stream* streams) {
+  constexpr std::size_t kLong = 4 << 20;
+  std::vector<std::unique_ptr<Buffer>> in, out;
+  for (int i = 0; i < 2; ++i) {
+    in.push_back(std::make_unique<Buffer>(kLong));
+    out.push_back(std::make_unique<Buffer>(kLong));
+  }
+  const auto begin = [&](int i) {
+    CHECK(API(trib_allreduce)(in[static_cast<std::size_t>(i)]->data,
+                              out[static_cast<std::size_t>(i)]->data, kLong, TRIB_FLOAT32, TRIB_SUM,
+                              comms[i], streams[i].handle) == TRIB_SUCCESS,
+          "%s", last_error().c_str());
+  };
+  for (int i = 0; i < 2; ++i) {  // programs and kernels are loaded
+    begin(i);
+    streams[i].wait();
+  }
+  for (int round = 0; round < 20; ++round) {
+    for (int i = 0; i < 2; ++i) in[static_cast<std::size_t>(i)]->fill(2 * round + i);
+    for (int i = 0; i < 2; ++i) {
+      if ((rank + round) % 2 == i)
+        CHECK(Gpu::get().call("cuLaunchHostFunc", streams[i].handle, &pause,
+                              static_cast<void*>(nullptr)) == 0,
+              "no host function");
+      begin(i);
+    }
+    for (int i = 0; i < 2; ++i) {
+      // Kernels that keep each other out end by TRIB_TIMEOUT, and then this says so.
+      streams[i].wait();
+      trib_result found = TRIB_SUCCESS;
+      CHECK(API(trib_comm_query)(comms[i], &found) == TRIB_SUCCESS && found == TRIB_SUCCESS,
+            "behind other work, round %d: %s", round, last_error().c_str());
+      expect(*out[static_cast<std::size_t>(i)], 0, kLong, 2 * round + i, "behind other work");
+    }
+  }
 }
 
 void work(int thread, trib_comm* comm, void* context, std::vector<Slot>& slots, Stream& stream,
@@ -135,6 +184,7 @@ int main(int argc, char** argv) {
     memory = static_cast<float*>(Gpu::get().allocate_pinned(kMost * sizeof(float)));
   for (int i = 0; i < kThreads; ++i) warm_up(slots[i][0], comms[i], streams[i]);
   CHECK(Gpu::get().call("cuCtxSynchronize") == 0, "");
+  behind_other_work(comms, streams);
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i)
     threads.emplace_back(work, i, comms[i], context, std::ref(slots[i]), std::ref(streams[i]),

@@ -110,10 +110,11 @@ Driver make_driver() {
 
 // ------------------------------------------------- in place of driver.cpp and kernels.cpp
 
-const Driver* driver() {
-  static const Driver made = make_driver();
-  return &made;
+Driver& simulated_driver() {
+  static Driver made = make_driver();
+  return made;
 }
+const Driver* driver() { return &simulated_driver(); }
 const Driver* load_driver() { return driver(); }
 std::string describe(CUresult result) { return "CUDA error " + std::to_string(result); }
 void fill(CUdeviceptr memory, unsigned char value, std::size_t bytes) {
@@ -125,7 +126,10 @@ CopyStream::~CopyStream() { (void)stream_; }
 void CopyStream::wait() const {}
 bool is_default_stream_idle() { return true; }
 bool is_default_stream_busy() { return false; }
+ContextId ContextId::of(CUcontext context) { return {context, 0}; }
+CUcontext ContextId::known_to_be_there() const { return handle; }
 Current::Current(CUcontext) : driver_(*driver()) {}
+Current::Current(const ContextId&) : driver_(*driver()) {}
 Current::~Current() { (void)driver_, (void)is_pushed_, (void)mode_; }
 
 Kernels::Kernels() {
@@ -186,7 +190,8 @@ Simulation::Simulation(const Setup& setup)
   }
   for (int rank = 0; rank < setup.ranks; ++rank) {
     Channel& channel = *channels_[static_cast<std::size_t>(rank)];
-    channel.context_ = some_context();
+    channel.context_ = channel.context_id_.handle = some_context();
+    channel.queue_ = Queue::of(channel.context_id_);
     channel.kernels_ = &Kernels::of_current();
     channel.max_blocks_ = setup.blocks;
     channel.least_long_ = setup.least_long;
@@ -204,19 +209,22 @@ Simulation::Simulation(const Setup& setup)
       channel.sharing_.reset(new Sharing(rank, setup.device_of, channel.context_));
   }
   launched_.resize(static_cast<std::size_t>(gpus()));
+  is_held_.resize(static_cast<std::size_t>(gpus()));
   copies_.resize(static_cast<std::size_t>(gpus()));
   queued_.resize(static_cast<std::size_t>(gpus()));
 }
 
 /// As runs before `last_run` have left it.
 void Simulation::fill_inbox(std::byte* inbox) const {
-  const std::uint32_t old = setup_.last_run - 100;
+  const std::uint32_t old = setup_.is_fresh ? 0 : setup_.last_run - 100;
   const auto fill = [&](std::size_t begin, std::size_t end, std::uint32_t value) {
     std::fill(reinterpret_cast<std::uint32_t*>(inbox + begin),
               reinterpret_cast<std::uint32_t*>(inbox + end), value);
   };
   fill(0, kFlagBytes, old);
-  fill(kFlagBytes, kFlagBytes + kCreditBytes, setup_.last_run);
+  constexpr std::size_t kOfLaunches = kFlagBytes + kCreditBytes - kMaxRanks * sizeof(std::uint32_t);
+  fill(kFlagBytes, kOfLaunches, setup_.is_fresh ? 0 : setup_.last_run);
+  fill(kOfLaunches, kFlagBytes + kCreditBytes, setup_.last_run);
   fill(packets_at(setup_.blocks), inbox_bytes(setup_.blocks), old);
 }
 
@@ -277,7 +285,8 @@ CUresult Simulation::launch_kernel(CUfunction function, unsigned blocks, unsigne
       std::make_shared<const std::vector<std::byte>>(begin, begin + launch_bytes(protocol));
   const simulation::Kernel kernel{blocks, threads,
                                   [=] { run_thread(protocol, what->dtype, launch->data()); }};
-  if (machine.is_running(current->launching_))
+  if (machine.is_running(current->launching_) ||
+      current->is_held_[static_cast<std::size_t>(current->launching_)])
     current->queued_[static_cast<std::size_t>(current->launching_)].push_back(kernel);
   else
     machine.launch(current->launching_, kernel);
@@ -301,7 +310,7 @@ bool Simulation::is_told(int gpu) const {
 }
 
 bool Simulation::finish(int gpu) {
-  if (machine_.is_running(gpu)) return false;
+  if (machine_.is_running(gpu) || is_held_[static_cast<std::size_t>(gpu)]) return false;
   auto& queued = queued_[static_cast<std::size_t>(gpu)];
   if (!queued.empty()) {
     machine_.launch(gpu, queued.front());
@@ -314,6 +323,11 @@ bool Simulation::finish(int gpu) {
                 copy.bytes);
   copies.clear();
   return true;
+}
+
+void Simulation::let_go(int gpu) {
+  is_held_[static_cast<std::size_t>(gpu)] = false;
+  finish(gpu);
 }
 
 bool Simulation::has_error(int rank) const {
@@ -331,6 +345,11 @@ void Simulation::abort(int rank, bool is_by_peer) {
   else
     doorbells_[static_cast<std::size_t>(rank)]->abort = 1;
   machine_.has_changed();
+}
+
+void Simulation::poison(int rank) {
+  abort(rank, /*is_by_peer=*/false);
+  for (int other = 0; other < ranks(); ++other) abort(other, /*is_by_peer=*/true);
 }
 
 void Simulation::ignore_credits() {

@@ -17,6 +17,9 @@
 
 namespace trib::cuda {
 
+/// The driver that is none, for tests that have functions of their own in it.
+Driver& simulated_driver();
+
 class Simulation {
  public:
   struct Setup {
@@ -26,7 +29,9 @@ class Simulation {
     std::uint64_t time_limit = 1ull << 60;  ///< of a wait, in turns of threads
     std::uint32_t last_run = 0;             ///< what came before
     bool is_counted = false;                ///< runs are counted on the GPU, as for graphs
-    std::size_t least_long = SIZE_MAX;      ///< bytes of long messages of a single GPU
+    /// Nothing has been written to inboxes, but for what each launch on a stream writes.
+    bool is_fresh = false;
+    std::size_t least_long = SIZE_MAX;  ///< bytes of long messages of a single GPU
     std::uint64_t seed = 0;
   };
   explicit Simulation(const Setup& setup);
@@ -56,6 +61,9 @@ class Simulation {
   /// The GPU of a rank that leads is idle, then begins.
   void launch(int rank, trib::Program& program, const Arguments& arguments);
   const Launched& launched(int gpu) const { return launched_[static_cast<std::size_t>(gpu)]; }
+  /// A GPU has other work before what is launched next, until it is let go.
+  void hold(int gpu) { is_held_[static_cast<std::size_t>(gpu)] = true; }
+  void let_go(int gpu);
   /// Whether the host has heard that it is done.
   bool is_told(int gpu) const;
   /// Launches and copies that follow the kernel; true: it has ended, and they have, too.
@@ -65,6 +73,8 @@ class Simulation {
   bool has_error(int rank) const;
   /// As its host does if a peer is in trouble, or as a peer's host does.
   void abort(int rank, bool is_by_peer);
+  /// As Channel::poison() does on a rank that gives a call up.
+  void poison(int rank);
   /// What the GPU's threads wait for.
   std::string waits(int gpu) const;
 
@@ -110,6 +120,7 @@ class Simulation {
   std::vector<std::unique_ptr<Channel>> channels_;
   std::map<std::tuple<const Algorithm*, Collective, int, bool, Reach>, Loaded> loaded_;
   std::vector<Launched> launched_;
+  std::vector<bool> is_held_;
   std::vector<std::vector<Copy>> copies_;
   std::vector<std::vector<simulation::Kernel>> queued_;  // of a GPU, behind the one that runs
   int launching_ = 0;                                    // which GPU

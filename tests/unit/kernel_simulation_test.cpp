@@ -30,6 +30,14 @@ struct Mutant {
   bool ignores_credits = false, ignores_giving_up = false, forgets_devices = false;
 };
 
+/// What a test asks of its calls.
+struct Wishes {
+  bool may_fail = false;
+  bool is_new = false;   // numbers of runs wrap where inboxes are as good as new
+  bool is_late = false;  // a kernel begins when its call has failed, and its buffers are given back
+  Mutant mutant = {};
+};
+
 /// A buffer among others: what lies around it must stay.
 struct Allocation {
   Bytes bytes, before, expected;
@@ -96,8 +104,13 @@ class Calls {
  public:
   enum class Kind { blocking, stream, shared };
 
-  Calls(std::uint64_t seed, bool may_fail, const Mutant& mutant)
-      : random_(seed), may_fail_(may_fail), setup_(setup(seed)), simulation_(setup_) {
+  Calls(std::uint64_t seed, const Wishes& wishes)
+      : random_(seed),
+        may_fail_(wishes.may_fail),
+        is_new_(wishes.is_new),
+        setup_(setup(seed)),
+        simulation_(setup_) {
+    const Mutant& mutant = wishes.mutant;
     machine().leave_out(mutant.left_out);
     if (mutant.ignores_credits) simulation_.ignore_credits();
     if (mutant.ignores_giving_up) simulation_.ignore_giving_up();
@@ -106,7 +119,8 @@ class Calls {
     calls_.resize(1 + below(is_brief_ ? 12 : 5));
     for (std::size_t i = 0; i < calls_.size(); ++i) make(i);
     hosts_.resize(at(simulation_.gpus()));
-    if (may_fail) plan_trouble();
+    if (may_fail_) plan_trouble();
+    if (wishes.is_late) plan_lateness();
   }
 
   /// Empty: all went as it should.
@@ -158,6 +172,8 @@ class Calls {
     }
     made.blocks = 1 + static_cast<int>(below(2));
     made.last_run = one_in(3) ? UINT32_MAX - below(5) : below(100);
+    if (is_new_) made.last_run = UINT32_MAX - (one_in(2) ? below(60) : below(1 << 20));
+    made.is_fresh = is_new_;
     made.is_counted = kind_ == Kind::stream && one_in(3);
     if (may_fail_) made.time_limit = one_in(2) ? 500 + below(3000) : 3000 + below(60000);
     constexpr Dtype kTypes[] = {Dtype::u8, Dtype::u16, Dtype::u32, Dtype::cf64};
@@ -329,6 +345,7 @@ class Calls {
 
   void begin(int gpu) {
     Host& host = hosts_[at(gpu)];
+    if (gpu == late_ && host.begun == late_call_) simulation_.hold(gpu);
     Call& call = calls_[host.begun++];
     const auto& loaded = simulation_.load(*call.algorithm, call.shape, call.reach);
     auto mapped = call.buffers;
@@ -409,6 +426,36 @@ class Calls {
     }
   }
 
+  /// A GPU's last call begins behind other work that takes long. Kernels that wait for nobody, and
+  /// copies behind them, know nothing of failures; nor do copies of a rank's own part, which
+  /// reductions do without.
+  void plan_lateness() {
+    if (kind_ == Kind::stream || simulation_.gpus() == 1) return;
+    const Call& call = calls_.back();
+    if (is_scatter(call.shape.collective) && call.in_place) return;
+    if (static_cast<int>(call.shape.collective) >= kCollectives) return;
+    late_ = static_cast<int>(below(at(simulation_.gpus())));
+    late_call_ = calls_.size() - 1;
+    gives_up_at_ = below(3000);
+  }
+  bool is_held_back() const {
+    return late_ >= 0 && hosts_[at(late_)].begun > late_call_ &&
+           hosts_[at(late_)].over < hosts_[at(late_)].begun;
+  }
+  /// Its host gives up, and then the GPU comes to it. Others may have an error or a result.
+  std::string cause_lateness() {
+    const auto has_come = [&](const Host& host) { return host.begun > late_call_; };
+    if (!is_held_back() || !std::all_of(hosts_.begin(), hosts_.end(), has_come)) return "";
+    if (late_since_ == 0) late_since_ = machine().time();
+    // Peers' kernels that store to mapped buffers have done so long before.
+    const bool may_store = calls_[late_call_].reach == Reach::map && machine().vain_rounds() < 5;
+    if (machine().time() < late_since_ + gives_up_at_ || may_store) return "";
+    simulation_.poison(simulation_.leader_of(late_));
+    const std::string wrong = end(late_);
+    simulation_.let_go(late_);
+    return wrong;
+  }
+
   bool can_go_on(int gpu) {
     const Host& host = hosts_[at(gpu)];
     if (host.is_dead || host.late_until > machine().time()) return false;
@@ -418,11 +465,13 @@ class Calls {
   std::string find_fault() {
     for (std::uint64_t round = 0;; ++round) {
       if (may_fail_) cause_trouble();
+      if (late_ >= 0)
+        if (const std::string wrong = cause_lateness(); !wrong.empty()) return wrong;
       if (round % 300 == 0)
         for (Host& host : hosts_) host.is_paused = one_in(2);
       const bool may_pause = machine().vain_rounds() < 20;
       std::vector<int> ready, all_ready;
-      bool is_late = false;
+      bool is_late = is_held_back();
       for (int gpu = 0; gpu < simulation_.gpus(); ++gpu) {
         if (can_go_on(gpu)) {
           all_ready.push_back(gpu);
@@ -467,6 +516,7 @@ class Calls {
   /// Ranks have chosen alike, and nobody has stored to buffers that were their owner's again.
   std::string check_at_end() const {
     if (may_fail_) return "";
+    if (late_ >= 0) return check_late_call();
     for (const Call& call : calls_) {
       for (const auto& launched : call.launched)
         // Packets are packets.
@@ -479,8 +529,18 @@ class Calls {
     return "";
   }
 
+  /// The buffers that were given back.
+  std::string check_late_call() const {
+    const Call& call = calls_[late_call_];
+    for (int rank = 0; rank < setup_.ranks; ++rank)
+      for (const Allocation* const buffer : {&call.in[at(rank)], &call.out[at(rank)]})
+        if (simulation_.gpu_of(rank) == late_ && buffer->bytes != buffer->expected)
+          return "a store to a buffer of rank " + std::to_string(rank) + " after its call failed";
+    return "";
+  }
+
   std::mt19937_64 random_;
-  const bool may_fail_;
+  const bool may_fail_, is_new_;
   Kind kind_{};
   Dtype dtype_{};
   bool is_any_order_ = false;  // the operator is commutative, so any algorithm will do
@@ -493,6 +553,9 @@ class Calls {
   // What is to go wrong.
   bool is_told_of_ = false;
   std::string early_;
+  int late_ = -1;  // a GPU
+  std::size_t late_call_ = 0;
+  std::uint64_t gives_up_at_ = 0, late_since_ = 0;
   int victim_ = -1;
   std::uint64_t dies_at_ = 0, stops_at_ = 0;
 };
@@ -512,7 +575,7 @@ void for_each_seed(int count, Each&& each) {
 TEST(KernelSimulation, EveryResultIsRight) {
   std::map<std::string, int> launched;
   for_each_seed(1200, [&](std::uint64_t seed) {
-    Calls calls(seed, false, {});
+    Calls calls(seed, {});
     const std::string fault = calls.run();
     EXPECT_EQ(fault, "") << "seed " << seed;
     for (const Call& call : calls.calls()) {
@@ -532,7 +595,7 @@ TEST(KernelSimulation, EveryResultIsRight) {
 TEST(KernelSimulation, RanksThatDieOrAreLate) {
   int failed = 0, good = 0;
   for_each_seed(400, [&](std::uint64_t seed) {
-    Calls calls(seed, true, {});
+    Calls calls(seed, {.may_fail = true});
     const std::string fault = calls.run();
     EXPECT_EQ(fault, "") << "seed " << seed;
     failed += calls.failed();
@@ -544,14 +607,31 @@ TEST(KernelSimulation, RanksThatDieOrAreLate) {
   EXPECT_GT(good, 100);
 }
 
+/// Where numbers of runs start again, what was never written passes for nothing.
+TEST(KernelSimulation, NewInboxesWhereRunsWrap) {
+  for_each_seed(1200, [&](std::uint64_t seed) {
+    const std::string fault = Calls(seed, {.is_new = true}).run();
+    EXPECT_EQ(fault, "") << "seed " << seed;
+    return fault.empty();
+  });
+}
+
+TEST(KernelSimulation, KernelsThatBeginWhenTheirCallHasFailedStoreNothing) {
+  for_each_seed(600, [&](std::uint64_t seed) {
+    const std::string fault = Calls(seed, {.is_late = true}).run();
+    EXPECT_EQ(fault, "") << "seed " << seed;
+    return fault.empty();
+  });
+}
+
 TEST(KernelSimulation, SeedsSayAll) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const bool may_fail = seed % 2 == 0;
-    Calls one(seed, may_fail, {});
+    Calls one(seed, {.may_fail = may_fail});
     one.run();
     const std::uint64_t time = one.time();
     const std::vector<char> elsewhere(99 * seed);  // addresses do not matter
-    Calls other(seed, may_fail, {});
+    Calls other(seed, {.may_fail = may_fail});
     other.run();
     EXPECT_EQ(time, other.time()) << "seed " << seed;
   }
@@ -560,7 +640,7 @@ TEST(KernelSimulation, SeedsSayAll) {
 /// A seed that shows what is wrong, or zero.
 std::uint64_t find(const Mutant& mutant, bool may_fail = false) {
   for (std::uint64_t seed = 1; seed <= 600; ++seed)
-    if (!Calls(seed, may_fail, mutant).run().empty()) return seed;
+    if (!Calls(seed, {.may_fail = may_fail, .mutant = mutant}).run().empty()) return seed;
   return 0;
 }
 
@@ -570,7 +650,7 @@ TEST(KernelSimulation, MissingBarriersAndFencesAreFound) {
   const std::string unseen = "fence in leave() of block.cuh";
   std::set<std::string> places;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
-    Calls calls(seed, false, {});
+    Calls calls(seed, {});
     EXPECT_EQ(calls.run(), "") << "seed " << seed;
     places.insert(calls.places().begin(), calls.places().end());
   }

@@ -12,7 +12,7 @@ namespace trib::cuda {
 
 class Aside {
  public:
-  explicit Aside(CUcontext context) : context_(context) {}
+  explicit Aside(const ContextId& context) : context_(context) {}
   ~Aside();
   Aside(const Aside&) = delete;
   Aside& operator=(const Aside&) = delete;
@@ -28,7 +28,7 @@ class Aside {
     std::size_t bytes = 0;
     bool is_pinned = false;
   };
-  const CUcontext context_;
+  const ContextId context_;
   std::vector<Block> blocks_;  // the last one is in use
 };
 

@@ -145,6 +145,7 @@ class Block
       Patience patience;
       while (load_acquire(at) != run_)
         if (this->gives_up(patience, flag.rank)) break;
+      this->is_lost();
     }
     barrier();
   }
@@ -152,7 +153,7 @@ class Block
     if (phase.signals == 0) return;
     disturb();
     barrier();
-    if (has_given_up() != 0) return;
+    if (has_given_up() != 0 || this->is_lost()) return;
 #pragma unroll 1
     for (int i = thread_; i < phase.signals; i += width_) {
       const Flag& flag = launch_.flag[phase.first_signal + i];
@@ -210,8 +211,10 @@ class Block
     } while (protocol == Protocol::packet && missing >= 0 && !this->gives_up(patience, missing));
   }
 
-  __device__ void store(const Operand& operand, int first, const uint4 (&value)[kDeep]) const {
+  __device__ void store(const Operand& operand, int first, const uint4 (&value)[kDeep]) {
     disturb();
+    // Phases of the simple protocol see to it themselves.
+    if (protocol == Protocol::packet && (has_given_up() != 0 || this->is_lost())) return;
     std::byte* const base = address(operand);
     const int elements = elements_of(operand);
 #pragma unroll
@@ -220,7 +223,7 @@ class Block
       const int left = elements - unit * kElements;
       if (left <= 0) break;
       if (protocol == Protocol::packet && operand.is_inbox) {
-        if (has_given_up() == 0) Packets::store(base + unit * (2 * kUnitBytes), value[d], run_);
+        Packets::store(base + unit * (2 * kUnitBytes), value[d], run_);
       } else {
         std::byte* const at = base + unit * kUnitBytes;
         if (is_whole(operand, at, left))

@@ -29,6 +29,29 @@ struct Hello {
   CUcontext context;
   CUdeviceptr inbox;
   CUipcMemHandle handle;
+  const std::shared_ptr<void>* hold;  // for ranks of this process
+};
+
+/// Memory of an inbox. Of other processes the driver keeps it until the last one has closed its
+/// mapping; ranks of this process use the address itself, and kernels of one that lags behind may
+/// still store there when its owner is gone.
+class InboxMemory {
+ public:
+  InboxMemory(const ContextId& context, CUdeviceptr memory) : context_(context), memory_(memory) {}
+  ~InboxMemory() {
+    try {
+      const Current current(context_);
+      driver()->cuMemFree_(memory_);
+    } catch (const Error&) {
+      // The context is gone, and the memory with it.
+    }
+  }
+  InboxMemory(const InboxMemory&) = delete;
+  InboxMemory& operator=(const InboxMemory&) = delete;
+
+ private:
+  const ContextId context_;
+  const CUdeviceptr memory_;
 };
 
 bool has_mps() {
@@ -97,6 +120,8 @@ void Channel::set_up(const void* pointer) {
   context_ = context_of(pointer);
   if (context_ == nullptr) throw Error(Code::device, "cuda: no context for the buffer's device");
   const Current current(context_);
+  context_id_ = ContextId::of(context_);
+  queue_ = Queue::of(context_id_);
   cuda::check(driver_.cuCtxGetDevice_(&device_), "no device");
   cuda::check(driver_.cuDeviceGetAttribute_(&max_blocks_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
                                             device_),
@@ -132,6 +157,7 @@ void Channel::map(int rank, const void* hello_of_peer) {
   const Current current(context_);
   if (hello.process == ProcessId::of_this()) {  // a thread of this process
     peer.inbox = hello.inbox;
+    peer.hold = *hello.hold;
     if (hello.context == context_) return;
     const CUresult result = driver_.cuCtxEnablePeerAccess_(hello.context, 0);
     if (result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) cuda::check(result, "no peer access");
@@ -144,7 +170,8 @@ void Channel::map(int rank, const void* hello_of_peer) {
 }
 
 bool Channel::open_direct(std::string& why) {
-  CUdeviceptr& inbox = peers_[static_cast<std::size_t>(rank_)].inbox;
+  Peer& own = peers_[static_cast<std::size_t>(rank_)];
+  CUdeviceptr& inbox = own.inbox;
   Hello mine{};
   std::string trouble;
   try {
@@ -152,8 +179,9 @@ bool Channel::open_direct(std::string& why) {
     const std::size_t bytes = inbox_bytes(max_blocks_);
     if (leads()) {
       cuda::check(driver_.cuMemAlloc_(&inbox, bytes), "cannot allocate an inbox of 99 MiB");
+      own.hold = std::make_shared<InboxMemory>(context_id_, inbox);
       fill(inbox, 0, bytes);
-      mine = {ProcessId::of_this(), context_, inbox, {}};
+      mine = {ProcessId::of_this(), context_, inbox, {}, &own.hold};
       cuda::check(driver_.cuIpcGetMemHandle_(&mine.handle, inbox), "cannot share memory");
     }
   } catch (const std::exception& error) {
@@ -226,8 +254,6 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
                 "cannot tell how much memory there is");
     cuda::check(channel->driver_.cuDeviceGetUuid_(&mine.device, channel->device_), "no device id");
     mine.process = ProcessId::of_this();
-    if (config.shared_gpu != Config::SharedGpu::leader)
-      channel->queue_ = Queue::of(channel->context_);
   } catch (const std::exception& error) {
     trouble = error.what();
   }
@@ -264,9 +290,7 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     leaders = std::min(most, 2);
     devices = halve(device_of);
   }
-  if (leaders == 1) {
-    channel->queue_.reset();
-  } else {
+  if (leaders > 1) {
     // A kernel's blocks leave room for those of the kernels that they wait for.
     channel->max_blocks_ = std::max(1, channel->max_blocks_ / leaders);
     mine.memory /= static_cast<std::size_t>(leaders);
@@ -281,7 +305,8 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     return nullptr;
   }
   if (devices < channel->size_) {
-    channel->sharing_ = Sharing::open(bootstrap, config.segment, channel->context_, device_of, why);
+    channel->sharing_ =
+        Sharing::open(bootstrap, config.segment, channel->context_id_, device_of, why);
     if (!channel->sharing_) return nullptr;
     if (devices == 1) {  // whose kernels wait for nobody
       channel->max_blocks_ = kLocalBlocks;
@@ -294,7 +319,7 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
     if (channel->open_direct(why)) {
       if (!channel->sharing_ && config.map != Config::Map::off) {
         channel->exports_ =
-            Exports::open(bootstrap, config.segment, channel->context_, channel->others(),
+            Exports::open(bootstrap, config.segment, channel->context_id_, channel->others(),
                           config.map == Config::Map::automatic ? kHabits : Exports::Habits{}, why);
         if (!channel->exports_ && channel->rank_ == 0)
           log_once(Config::Log::info, "GPUs do not map each other's buffers: " + why);
@@ -308,15 +333,14 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   return channel;
 }
 
-/// Not collective: a peer may still have the inbox mapped. The driver keeps the memory until the
-/// last mapping is closed.
+/// Not collective: a peer may still use the inbox. The memory stays until none does.
 Channel::~Channel() { release(); }
 
 void Channel::release() noexcept {
   if (context_ == nullptr) return;
   copy_engine_.reset();
   try {
-    const Current current(context_);
+    const Current current(context_id_);
     // Kernels that were enqueued still use all of this. They end: by what poison() tells them, or
     // by their own limit.
     if (is_enqueued_) driver_.cuEventSynchronize_(last_);
@@ -334,12 +358,16 @@ void Channel::release() noexcept {
       driver_.cuStreamSynchronize_(abort_stream_);
       driver_.cuStreamDestroy_(abort_stream_);
     }
-    if (last_ != nullptr) driver_.cuEventDestroy_(last_);
+    if (last_ != nullptr) {
+      queue_->forget(last_);
+      driver_.cuEventDestroy_(last_);
+    }
     release_inboxes();
     if (counters_ != 0) driver_.cuMemFree_(counters_);
     if (doorbell_ != nullptr) driver_.cuMemFreeHost_(doorbell_);
   } catch (const Error&) {
-    // The context is gone, and all of this with it.
+    // The context is gone, and all of this with it, but for what a peer of this process has.
+    for (Peer& peer : peers_) peer.hold.reset();
   }
   // No kernel uses what these have mapped any more.
   sharing_.reset();
@@ -353,8 +381,6 @@ void Channel::release_inboxes() {
   is_registered_ = false;
   for (Peer& peer : peers_) {
     if (peer.is_mapped) driver_.cuIpcCloseMemHandle_(peer.inbox);
-    const bool is_own = &peer == &peers_[static_cast<std::size_t>(rank_)];
-    if (is_own && !segment_ && peer.inbox != 0) driver_.cuMemFree_(peer.inbox);
     peer = {};
   }
 }
@@ -393,7 +419,7 @@ bool Channel::reserve(Engine engine, std::string& why) {
   // A GPU that is nearly full may have room for shorter slices.
   for (const std::size_t bytes : {wanted_inbox_bytes_, kLeastLargeInbox}) {
     if (copy_engine_) break;
-    copy_engine_ = CopyEngine::open(bootstrap_, segment_mode_, context_, bytes, why);
+    copy_engine_ = CopyEngine::open(bootstrap_, segment_mode_, context_id_, bytes, why);
     if (copy_engine_) large_inbox_bytes_ = bytes;
   }
   if (copy_engine_ == nullptr) return false;
@@ -404,23 +430,30 @@ void Channel::poison(const std::string&) noexcept {
   if (doorbell_ == nullptr) return;
   std::atomic_ref(doorbell_->abort).store(1, std::memory_order_release);
   if (sharing_) sharing_->give_up();
-  // Peers' kernels look at a word in their own memory. On a stream that waits for no other: what
-  // they wait for may be enqueued on the default stream.
+  // Kernels look at a word in their own GPU's memory: peers', and this rank's that are yet to
+  // begin. On a stream that waits for no other: what they wait for may be enqueued on the default
+  // stream.
   try {
     const Current current(context_);
     for (const Peer& peer : peers_)
-      if (peer.inbox != 0 && &peer != &peers_[static_cast<std::size_t>(rank_)])
-        driver_.cuMemsetD32Async_(peer.inbox + kAbortAt, 1, 1, abort_stream_);
+      if (peer.inbox != 0) driver_.cuMemsetD32Async_(peer.inbox + kAbortAt, 1, 1, abort_stream_);
   } catch (const Error&) {
     // The context is gone: nothing of ours runs any more.
   }
   if (copy_engine_) copy_engine_->drain();
-  if (is_enqueued_ || is_captured_ || !leads()) return;
-  // The kernel sees it within a millisecond; the caller's buffers are its own again only then.
+  if (is_enqueued_ || is_captured_) return;
+  // The kernel sees it within a millisecond; the caller's buffers are its own again only then. One
+  // that is still queued behind other work stores nothing when it begins, but where it waits for
+  // nobody (local.cuh). A follower's buffers are in the hands of its leader, whose host sees that
+  // this one has failed, and then comes here, too.
+  const auto limit = std::chrono::seconds(leads() ? 2 : 3);
   const auto start = std::chrono::steady_clock::now();
-  while (std::atomic_ref(doorbell_->done).load(std::memory_order_acquire) < launches_ &&
-         std::chrono::steady_clock::now() - start < std::chrono::seconds(2))
-    ::sched_yield();
+  const auto is_over = [&] {
+    return leads() ? std::atomic_ref(doorbell_->done).load(std::memory_order_acquire) >= launches_
+                   : sharing_->await(launches_, 0) || sharing_->has_leader_ended();
+  };
+  while (!is_over() && std::chrono::steady_clock::now() - start < limit) ::sched_yield();
+  if (sharing_) sharing_->end_all();
 }
 
 bool Channel::is_capturing(Stream stream) const {
@@ -459,7 +492,9 @@ bool Channel::is_aborted() const {
   return std::atomic_ref(doorbell_->abort).load(std::memory_order_acquire) != 0;
 }
 
-Memory Channel::where(const void* pointer) const { return where_in(context_, pointer); }
+Memory Channel::where(const void* pointer) const {
+  return where_in(context_, pointer, ignores_default_stream_);
+}
 
 const Level& Channel::device_of() const {
   static const Level none;
@@ -543,6 +578,13 @@ std::shared_ptr<void> Channel::hold(const ShownBuffers& buffers,
   return exports_->hold_all(bootstrap_, buffers, [&](int rank, const Card& card) {
     return exports_->reach(rank, card, mapped[static_cast<std::size_t>(rank)]);
   });
+}
+
+bool Channel::is_still_there(const std::shared_ptr<void>& held) const {
+  if (sharing_) return sharing_->is_still_there(held);
+  if (!exports_) return true;
+  const Current current(context_);
+  return exports_->is_still_there(held);
 }
 
 bool Channel::reach(const HostChannel& met, const void* in, void* out,

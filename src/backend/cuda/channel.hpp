@@ -50,6 +50,7 @@ class Channel final : public trib::DeviceChannel {
              std::vector<MappedBuffers>& mapped) override;
   std::shared_ptr<void> hold(const ShownBuffers& buffers,
                              std::vector<MappedBuffers>& mapped) override;
+  bool is_still_there(const std::shared_ptr<void>& held) const override;
   bool is_settled() const override;
   std::unique_ptr<Unsettled> unsettled() const override;
   void wait_until_settled() const override;
@@ -70,7 +71,8 @@ class Channel final : public trib::DeviceChannel {
   class Event;
   struct Peer {
     CUdeviceptr inbox = 0;
-    bool is_mapped = false;  // from another process
+    bool is_mapped = false;      // from another process
+    std::shared_ptr<void> hold;  // of this process: the memory is there as long
   };
 
   Channel(Bootstrap& bootstrap, const Config& config);
@@ -121,6 +123,7 @@ class Channel final : public trib::DeviceChannel {
   const Driver& driver_;
   int rank_ = 0, size_ = 1, max_blocks_ = 0;
   CUcontext context_ = nullptr;
+  ContextId context_id_;  // of context_
   CUdevice device_ = 0;
   const Kernels* kernels_ = nullptr;
   CUstream stream_ = nullptr, abort_stream_ = nullptr;
@@ -146,10 +149,9 @@ class Channel final : public trib::DeviceChannel {
   CUstream resident_stream_ = nullptr;
   // Stream-ordered launches run one after the other, on whatever streams they are enqueued.
   CUevent last_ = nullptr;
-  unsigned long long last_stream_ = 0;    // its id: handles are used again
   std::atomic<bool> is_enqueued_{false};  // poison() looks from any thread
   std::atomic<bool> is_captured_{false};  // graphs may run launches that the host does not see
-  std::shared_ptr<Queue> queue_;          // where ranks share the GPU
+  std::shared_ptr<Queue> queue_;          // of enqueued launches, with those of other channels
   std::uint32_t last_run_ = 0;
   std::uint32_t known_run_ = 0;   // of enqueued launches: see Launch
   std::uint64_t time_limit_ = 0;  // nanoseconds

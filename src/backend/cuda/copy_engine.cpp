@@ -20,7 +20,7 @@ struct Hello {
 
 }  // namespace
 
-CopyEngine::CopyEngine(Bootstrap& bootstrap, CUcontext context)
+CopyEngine::CopyEngine(Bootstrap& bootstrap, const ContextId& context)
     : driver_(*driver()),
       rank_(bootstrap.rank()),
       size_(bootstrap.size()),
@@ -68,7 +68,7 @@ void CopyEngine::map(int rank, const void* hello_of_peer) {
 }
 
 std::unique_ptr<CopyEngine> CopyEngine::open(Bootstrap& bootstrap, Config::Segment mode,
-                                             CUcontext context, std::size_t inbox_bytes,
+                                             const ContextId& context, std::size_t inbox_bytes,
                                              std::string& why) {
   auto segment = Segment::open(bootstrap, sizeof(Words), mode, why);
   if (!segment) return nullptr;

@@ -38,7 +38,7 @@ class CopyEngine {
   /// Collective. Null on all ranks alike if one of them has no memory for it; `why` then says what
   /// was missing. `context` is where the buffers are.
   static std::unique_ptr<CopyEngine> open(Bootstrap& bootstrap, Config::Segment mode,
-                                          CUcontext context, std::size_t inbox_bytes,
+                                          const ContextId& context, std::size_t inbox_bytes,
                                           std::string& why);
   ~CopyEngine();
   CopyEngine(const CopyEngine&) = delete;
@@ -62,7 +62,7 @@ class CopyEngine {
     std::uint64_t bundles;                // by the rank: bundles of pushes that it is through with
   };
 
-  CopyEngine(Bootstrap& bootstrap, CUcontext context);
+  CopyEngine(Bootstrap& bootstrap, const ContextId& context);
   void set_up(std::size_t inbox_bytes);
   void map(int rank, const void* handle);
   void release() noexcept;
@@ -70,7 +70,7 @@ class CopyEngine {
 
   const Driver& driver_;
   const int rank_, size_;
-  const CUcontext context_;
+  const ContextId context_;
   std::unique_ptr<Segment> segment_;
   std::vector<CUdeviceptr> inboxes_;
   std::vector<bool> is_mapped_;  // from another process

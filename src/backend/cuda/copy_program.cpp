@@ -54,10 +54,12 @@ CopyProgram::CopyProgram(Channel& channel, const std::vector<Schedule>& all, boo
       size_(channel.size_),
       plan_(all, channel.rank_),
       is_gemv_(is_gemv),
-      aside_(channel.context_) {
+      aside_(channel.context_id_) {
   launch_.stages = 1;
   launch_.size = 1;
   launch_.has_met = true;
+  launch_.inbox[0] =  // kernels look whether the call has failed
+      reinterpret_cast<std::byte*>(channel.peers_[static_cast<std::size_t>(rank_)].inbox);
   launch_.first_run = 1;
   launch_.first_phase[1] = 1;
 }

@@ -99,6 +99,17 @@ std::string describe(CUresult result) {
   return "unknown error (CUDA error " + std::to_string(static_cast<int>(result)) + ")";
 }
 
+ContextId ContextId::of(CUcontext context) {
+  ContextId made{context, 0};
+  check(driver()->cuCtxGetId_(context, &made.id), "cannot tell the context");
+  return made;
+}
+
+CUcontext ContextId::known_to_be_there() const {
+  if (of(handle).id != id) throw Error(Code::device, "cuda: the context is gone");
+  return handle;
+}
+
 void fill(CUdeviceptr memory, unsigned char value, std::size_t bytes) {
   const Driver& known = *driver();
   CUstream stream = nullptr;
@@ -147,6 +158,8 @@ bool is_default_stream_idle() {
   return !is_default_stream_captured() &&
          driver()->cuStreamQuery_(CU_STREAM_LEGACY) == CUDA_SUCCESS;
 }
+
+Current::Current(const ContextId& context) : Current(context.known_to_be_there()) {}
 
 Current::Current(CUcontext context) : driver_(*driver()) {
   CUcontext now = nullptr;

@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include <compare>
 #include <cstdint>
 #include <string>
 
@@ -15,6 +16,7 @@ namespace trib::cuda {
 #define TRIB_DRIVER(X)              \
   X(cuCtxGetCurrent)                \
   X(cuCtxGetDevice)                 \
+  X(cuCtxGetId)                     \
   X(cuCtxPushCurrent)               \
   X(cuCtxPopCurrent)                \
   X(cuCtxEnablePeerAccess)          \
@@ -81,6 +83,7 @@ namespace trib::cuda {
   X(cuModuleGetFunction)            \
   X(cuModuleLoadData)               \
   X(cuPointerGetAttributes)         \
+  X(cuPointerSetAttribute)          \
   X(cuStreamCreate)                 \
   X(cuStreamCreateWithPriority)     \
   X(cuStreamDestroy)                \
@@ -113,6 +116,18 @@ inline void check(CUresult result, const char* what) {
   if (result != CUDA_SUCCESS) [[unlikely]]
     throw Error(Code::device, std::string("cuda: ") + what + ": " + describe(result));
 }
+
+/// A context for as long as it lives: after cudaDeviceReset() another one may have its handle.
+struct ContextId {
+  CUcontext handle = nullptr;
+  unsigned long long id = 0;
+
+  /// Throws Error.
+  static ContextId of(CUcontext context);
+  /// The handle. Throws Error if the context is gone.
+  CUcontext known_to_be_there() const;
+  auto operator<=>(const ContextId&) const = default;
+};
 
 /// Sets every byte, in the current context, and waits for that. Not by the default stream, where
 /// it would end the capture of any stream that is ordered with it.
@@ -148,6 +163,9 @@ bool is_default_stream_busy();
 class Current {
  public:
   explicit Current(CUcontext context);
+  /// To give back what was made in it. Throws Error if it is gone: then another one's, at the same
+  /// addresses, is to be left alone.
+  explicit Current(const ContextId& context);
   ~Current();
   Current(const Current&) = delete;
   Current& operator=(const Current&) = delete;

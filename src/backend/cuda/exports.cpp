@@ -39,6 +39,12 @@ Exports::All& Exports::all() {
   return all;
 }
 
+/// What hold_all() gives.
+struct Exports::Tokens {
+  std::shared_ptr<void> in, out;
+  std::vector<Piece> pieces;  // that the buffers lie in
+};
+
 namespace {
 
 /// A Parcel begins with it.
@@ -50,7 +56,7 @@ std::uint64_t number_of(const Mailbox::Letter& letter) {
 
 }  // namespace
 
-Exports::Exports(Bootstrap& bootstrap, CUcontext context, std::vector<int> readers,
+Exports::Exports(Bootstrap& bootstrap, const ContextId& context, std::vector<int> readers,
                  const Habits& habits)
     : rank_(bootstrap.rank()),
       context_(context),
@@ -63,7 +69,7 @@ Exports::Exports(Bootstrap& bootstrap, CUcontext context, std::vector<int> reade
 }
 
 std::unique_ptr<Exports> Exports::open(Bootstrap& bootstrap, Config::Segment mode,
-                                       CUcontext context, std::vector<int> readers,
+                                       const ContextId& context, std::vector<int> readers,
                                        const Habits& habits, std::string& why) {
   auto exports =
       std::unique_ptr<Exports>(new Exports(bootstrap, context, std::move(readers), habits));
@@ -113,7 +119,8 @@ std::uint64_t Exports::show(const void* pointer, std::size_t bytes, std::uint64_
 }
 
 std::shared_ptr<void> Exports::hold(const void* pointer, std::size_t bytes, std::uint64_t& number,
-                                    std::uint64_t& at, std::uint64_t beside) {
+                                    std::uint64_t& at, std::uint64_t beside,
+                                    std::vector<Piece>& pieces) {
   const std::lock_guard lock(all().mutex);
   ++shows_;
   const auto address = reinterpret_cast<CUdeviceptr>(pointer);
@@ -137,22 +144,34 @@ std::shared_ptr<void> Exports::hold(const void* pointer, std::size_t bytes, std:
   }
   number = own->number;
   at = address - own->base();
+  const CUdeviceptr end = address + std::max(bytes, std::size_t{1});
+  for (const Piece& piece : own->pieces) {
+    const bool is_known = std::any_of(pieces.begin(), pieces.end(),
+                                      [&](const Piece& other) { return other.id == piece.id; });
+    if (!is_known && address < piece.base + piece.bytes && piece.base < end)
+      pieces.push_back(piece);
+  }
   return token;
+}
+
+bool Exports::is_still_there(const std::shared_ptr<void>& held) const {
+  const auto* const tokens = static_cast<const Tokens*>(held.get());
+  return std::all_of(tokens->pieces.begin(), tokens->pieces.end(),
+                     [this](const Piece& piece) { return is_there(piece); });
 }
 
 std::shared_ptr<void> Exports::hold_all(Bootstrap& bootstrap, const ShownBuffers& buffers,
                                         const Reach& reach) {
-  struct Tokens {
-    std::shared_ptr<void> in, out;
-  };
   look_for_letters();
   auto tokens = std::make_shared<Tokens>();
+  std::vector<Piece>& pieces = tokens->pieces;
   Card mine;
   if (buffers.in != nullptr)
-    tokens->in = hold(buffers.in, buffers.in_bytes, mine.in_block, mine.in_at);
+    tokens->in = hold(buffers.in, buffers.in_bytes, mine.in_block, mine.in_at, 0, pieces);
   mine.is_reached = tokens->in != nullptr;
   if (buffers.out != nullptr) {
-    tokens->out = hold(buffers.out, buffers.out_bytes, mine.out_block, mine.out_at, mine.in_block);
+    tokens->out =
+        hold(buffers.out, buffers.out_bytes, mine.out_block, mine.out_at, mine.in_block, pieces);
     mine.is_reached = mine.is_reached && tokens->out;
   }
   return reach_all(bootstrap, mine, reach) ? tokens : nullptr;

@@ -47,7 +47,7 @@ class Exports {
   /// Collective. `readers`: who is to map what this rank shows. Null on all ranks alike: `why` says
   /// what was missing.
   static std::unique_ptr<Exports> open(Bootstrap& bootstrap, Config::Segment mode,
-                                       CUcontext context, std::vector<int> readers,
+                                       const ContextId& context, std::vector<int> readers,
                                        const Habits& habits, std::string& why);
   ~Exports();  ///< closes all mappings
   Exports(const Exports&) = delete;
@@ -69,6 +69,8 @@ class Exports {
                                  const Reach& reach);
   /// The part of a rank that has nothing to show.
   std::shared_ptr<void> hold_none(Bootstrap& bootstrap, const Reach& reach);
+  /// Whether the program still has what hold_all() of this object gave `held` for. Any thread.
+  bool is_still_there(const std::shared_ptr<void>& held) const;
   /// Looks at `looks` of the allocations that this rank shows: whether the program has freed them.
   void take_back_freed(std::size_t looks);
 
@@ -93,6 +95,7 @@ class Exports {
   struct Shown;
   struct Table;
   struct Parcel;
+  struct Tokens;
   /// What was allocated, or mapped, at once.
   struct Piece {
     CUdeviceptr base = 0;
@@ -127,11 +130,13 @@ class Exports {
     std::vector<Mailbox::Letter> letters;
   };
 
-  Exports(Bootstrap& bootstrap, CUcontext context, std::vector<int> readers, const Habits& habits);
+  Exports(Bootstrap& bootstrap, const ContextId& context, std::vector<int> readers,
+          const Habits& habits);
   Table& table(int rank) const;
   /// As show(), but at the first time, and for as long as somebody has the token. Null: as zero.
+  /// Adds what the buffer lies in to `pieces`.
   std::shared_ptr<void> hold(const void* pointer, std::size_t bytes, std::uint64_t& number,
-                             std::uint64_t& at, std::uint64_t beside = 0);
+                             std::uint64_t& at, std::uint64_t beside, std::vector<Piece>& pieces);
   bool reach_all(Bootstrap& bootstrap, Card& mine, const Reach& reach);
   Own* find_or_add(CUdeviceptr address, std::size_t bytes, std::uint64_t beside);
   Piece piece_at(CUdeviceptr address, Way& way) const;
@@ -157,7 +162,7 @@ class Exports {
 
   // all().mutex is of all that changes, in the methods that callers have.
   const int rank_;
-  const CUcontext context_;
+  const ContextId context_;
   CUdevice device_ = 0;
   const Driver& driver_;
   std::unique_ptr<Segment> segment_;

@@ -38,7 +38,7 @@ class Flat : private Turn<FlatLaunch> {
       const uint4 own = load(launch_.own, launch_.own_length);
       // The number of the run is on its way as well, if this is a replay.
       in_inbox_ = window * static_cast<std::uint32_t>(kPacketWindowBytes) + unit * (2 * kUnitBytes);
-      if (launch_.has_met || has_given_up() == 0) push(own);
+      if ((launch_.has_met || has_given_up() == 0) && !is_lost()) push(own);
       fold(own);
     }
   }
@@ -96,6 +96,7 @@ class Flat : private Turn<FlatLaunch> {
           lane.fold(value[i]);
       }
     }
+    if (is_lost()) return;
     std::byte* const at = launch_.out + moved_[1] + std::uint64_t{first_} * sizeof(T);
     if (is_whole(at, elements))
       store_vector(at, lane.get());

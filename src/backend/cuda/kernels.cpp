@@ -50,11 +50,11 @@ Kernels::Kernels() {
 
 const Kernels& Kernels::of_current() {
   static auto& mutex = *new std::mutex;
-  static auto& loaded = *new std::map<CUcontext, std::unique_ptr<Kernels>>;
+  static auto& loaded = *new std::map<ContextId, std::unique_ptr<Kernels>>;
   CUcontext context = nullptr;
   check(driver()->cuCtxGetCurrent_(&context), "no context");
   const std::lock_guard lock(mutex);
-  std::unique_ptr<Kernels>& kernels = loaded[context];
+  std::unique_ptr<Kernels>& kernels = loaded[ContextId::of(context)];
   if (!kernels) kernels.reset(new Kernels);
   return *kernels;
 }

@@ -71,6 +71,15 @@ constexpr std::size_t inbox_bytes(int blocks) {
   return packets_at(blocks) + static_cast<std::size_t>(blocks) * kWindows * kPacketWindowBytes;
 }
 
+/// The number of the first of `runs` runs of a launch that comes behind run `last`. When numbers
+/// start again from zero, those around it are left out: words that nobody has written yet hold
+/// zero, and must not pass for the flag of a run, nor for a credit, which is no further from its
+/// run than 2 * kWindows (turn.cuh). Derived from what is equal on all ranks.
+constexpr std::uint32_t first_run_behind(std::uint32_t last, std::uint32_t runs) {
+  constexpr std::uint32_t kLeftOut = 2 * kWindows;  // on either side
+  return UINT32_MAX - last < runs + kLeftOut ? kLeftOut : last + 1;
+}
+
 /// What a channel knows to be over, `known`, as run `first` begins: an old number must not pass for
 /// a new one when numbers start again from zero. So it never falls further behind than this.
 constexpr std::uint32_t kept_near(std::uint32_t known, std::uint32_t first) {
@@ -150,7 +159,7 @@ struct LaunchHead : LaunchRoot {
   std::uint64_t linger;     // nanoseconds to wait for orders; packet protocol, one block and pass
   std::uint32_t order;      // the number of the last order before the launch
   std::uint32_t slice;      // elements of a chunk per pass
-  std::uint32_t first_run;  // of this launch, unless is_counted
+  std::uint32_t first_run;  // of this launch, unless is_counted: first_run_behind()
   std::uint32_t known_run;  // stream-ordered: over on all ranks, unless is_counted
   std::uint32_t passes;     // of all blocks together
   std::uint8_t rank, size;  // among the GPUs, as all ranks in these tables

@@ -52,7 +52,7 @@ LocalProgram::LocalProgram(Channel& channel, std::vector<int> to)
     : channel_(channel),
       to_(std::move(to)),
       repeats_(channel.driver_, channel.replays_),
-      aside_(channel.context_) {
+      aside_(channel.context_id_) {
   launch_.doorbell = channel.doorbell_;
   launch_.counters = reinterpret_cast<Counters*>(channel.counters_);
   launch_.time_limit = channel.time_limit_;
@@ -61,7 +61,7 @@ LocalProgram::LocalProgram(Channel& channel, std::vector<int> to)
 LocalProgram::~LocalProgram() {
   if (!repeats_.is_used()) return;
   try {
-    const Current current(channel_.context_);
+    const Current current(channel_.context_id_);
     repeats_.forget();
   } catch (const Error&) {
     // The context is gone, and the graphs with it.

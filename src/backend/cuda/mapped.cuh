@@ -12,7 +12,8 @@
 // acquire semantics here, and a barrier behind it. Grids are equal on all ranks, so when all blocks
 // have heard from all peers, this rank's `out` is complete, and its `in` is its own again. Who
 // gives up that wait tells the peer, before its own host hears of it: what the caller then writes
-// to `in` comes later, and so a block that has loaded it finds the word when it is through.
+// to `in` comes later, and so a block that has loaded it finds the word when it is through, and
+// tells nobody that it is.
 #pragma once
 
 #include "backend/cuda/access.cuh"
@@ -28,6 +29,7 @@ class Mapped {
   __device__ void run() {
     const std::uint64_t replayed = replayed_before(launch_);
     number_ = launch_.number + (replayed >> 32);
+    was_aborted_ = load_relaxed(abort_word(launch_.inbox[launch_.rank]));
     const unsigned width = gridDim.x * blockDim.x;
     const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
 #pragma unroll 1
@@ -65,6 +67,7 @@ class Mapped {
       }
     }
     const uint4 result = lane.get();
+    if (was_aborted_ != 0) return;
 #pragma unroll 1
     for (int i = 0; i < launch_.outs; ++i) store_vector(launch_.out[i] + at, result);
   }
@@ -89,6 +92,7 @@ class Mapped {
       }
     }
     const T result = narrow<T>(folded);
+    if (was_aborted_ != 0) return;
 #pragma unroll 1
     for (int i = 0; i < launch_.outs; ++i)
       store_element(reinterpret_cast<T*>(launch_.out[i]) + index, result);
@@ -106,9 +110,15 @@ class Mapped {
     __syncthreads();
     const int peer = static_cast<int>(threadIdx.x);
     if (peer >= launch_.size || peer == launch_.rank) return;
-    store_release(through(peer, launch_.rank), number_);
-    // What a peer that has not waited for this block has written since may have been loaded.
-    const bool is_lost = load_relaxed(abort_word(launch_.inbox[launch_.rank])) != 0;
+    // What a peer that has not waited for this block has written since may have been loaded, or
+    // nothing was stored: no peer may take what is there for a result. The word stays set, and the
+    // barrier is between this look and those of all threads of the block as it began.
+    if (load_relaxed(abort_word(launch_.inbox[launch_.rank])) != 0) {
+      store_release(abort_word(launch_.inbox[peer]), 1);
+      store_release(&launch_.doorbell->abort, 1);
+    } else {
+      store_release(through(peer, launch_.rank), number_);
+    }
     disturb();
     const std::uint64_t* const at = through(launch_.rank, peer);
     std::uint64_t deadline = 0;
@@ -122,11 +132,13 @@ class Mapped {
         break;
       }
     }
-    if (is_lost) store_release(&launch_.doorbell->abort, 1);
   }
 
   const MappedLaunch& launch_;
   std::uint64_t number_ = 0;  // of this launch
+  // The abort word as the kernel began, which is looked at when it has long come. Set: the call had
+  // failed by then, and the buffers may be their callers' again.
+  std::uint32_t was_aborted_ = 0;
 };
 
 }  // namespace trib::cuda

@@ -56,7 +56,7 @@ MappedProgram::MappedProgram(Channel& channel, const Step& fold)
 MappedProgram::~MappedProgram() {
   if (!repeats_.is_used()) return;
   try {
-    const Current current(channel_.context_);
+    const Current current(channel_.context_id_);
     repeats_.forget();
   } catch (const Error&) {
     // The context is gone, and the graphs with it.

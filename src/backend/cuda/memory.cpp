@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "backend/cuda/memory.hpp"
 
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <iterator>
+
 namespace trib::cuda {
 namespace {
 
@@ -9,24 +14,76 @@ struct Attributes {
   bool is_managed = false;
   CUcontext context = nullptr;
   int device = -1;
+  unsigned long long id = 0;  // of the allocation, unique in the process
 };
 
-Attributes attributes_of(const void* pointer) {
+Attributes attributes_of(const void* pointer, bool wants_id = false) {
   Attributes found;
   CUpointer_attribute wanted[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-                                  CU_POINTER_ATTRIBUTE_CONTEXT,
-                                  CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
-  void* values[] = {&found.type, &found.is_managed, &found.context, &found.device};
+                                  CU_POINTER_ATTRIBUTE_CONTEXT, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                  CU_POINTER_ATTRIBUTE_BUFFER_ID};
+  void* values[] = {&found.type, &found.is_managed, &found.context, &found.device, &found.id};
   // Unknown pointers are no error: their attributes come back as zero.
-  if (driver()->cuPointerGetAttributes_(4, wanted, values,
-                                        reinterpret_cast<CUdeviceptr>(pointer)) != CUDA_SUCCESS)
-    return {};
-  return found;
+  const auto at = reinterpret_cast<CUdeviceptr>(pointer);
+  constexpr unsigned kAll = std::size(wanted);
+  if (wants_id && driver()->cuPointerGetAttributes_(kAll, wanted, values, at) == CUDA_SUCCESS)
+    return found;
+  found = {};  // of what has no id, maybe
+  if (driver()->cuPointerGetAttributes_(kAll - 1, wanted, values, at) == CUDA_SUCCESS) return found;
+  return {};
+}
+
+/// Some thousand allocations, those that were added last.
+class Known {
+ public:
+  /// True: it was not there.
+  bool add(unsigned long long id) {
+    auto& places = places_[id % kSets];
+    for (auto& place : places)
+      if (place.load(std::memory_order_relaxed) == id) return false;
+    const unsigned next = next_.fetch_add(1, std::memory_order_relaxed);
+    places[next % places.size()].store(id, std::memory_order_relaxed);
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t kSets = 1024;
+  std::array<std::array<std::atomic<unsigned long long>, 4>, kSets> places_{};
+  std::atomic<unsigned> next_{0};
+};
+
+/// Most copies are through by then.
+constexpr auto kSoon = std::chrono::microseconds(50);
+
+/// What this thread has under way on its own default stream is done, or takes long.
+void wait_for_stream_of_thread() {
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (driver()->cuStreamIsCapturing_(CU_STREAM_PER_THREAD, &capture) != CUDA_SUCCESS ||
+      capture != CU_STREAM_CAPTURE_STATUS_NONE)
+    return;  // to look would end the capture
+  const auto start = std::chrono::steady_clock::now();
+  while (driver()->cuStreamQuery_(CU_STREAM_PER_THREAD) == CUDA_ERROR_NOT_READY &&
+         std::chrono::steady_clock::now() - start < kSoon) {
+  }
 }
 
 Memory kind(const Attributes& attributes) {
   if (attributes.is_managed || attributes.type == CU_MEMORYTYPE_DEVICE) return Memory::device;
   return attributes.type == CU_MEMORYTYPE_HOST ? Memory::pinned : Memory::host;
+}
+
+/// Kernels come behind what is on the legacy default stream. Programs may have another one for each
+/// thread, and not know that copies from pageable memory, or cudaMemset, go on there when they have
+/// returned. Not so on memory of which the driver has been told; nothing is lost if some memory
+/// does not allow that.
+void make_synchronous(CUcontext context, const void* pointer, unsigned long long id) {
+  static auto& known = *new Known;  // never destroyed: programs may end late
+  if (id == 0 || !known.add(id)) return;
+  const Current current(context);
+  const unsigned is_synchronous = 1;
+  if (driver()->cuPointerSetAttribute_(&is_synchronous, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS,
+                                       reinterpret_cast<CUdeviceptr>(pointer)) == CUDA_SUCCESS)
+    wait_for_stream_of_thread();  // what was begun before is not like that
 }
 
 }  // namespace
@@ -36,10 +93,11 @@ Memory where(const void* pointer) {
   return kind(attributes_of(pointer));
 }
 
-Memory where_in(CUcontext context, const void* pointer) {
+Memory where_in(CUcontext context, const void* pointer, bool is_ordered) {
   if (pointer == nullptr) return Memory::none;
-  const Attributes attributes = attributes_of(pointer);
+  const Attributes attributes = attributes_of(pointer, /*wants_id=*/!is_ordered);
   const Memory memory = kind(attributes);
+  if (!is_ordered && memory == Memory::device) make_synchronous(context, pointer, attributes.id);
   if (memory != Memory::device || attributes.is_managed || attributes.context == context)
     return memory;
   // No context of its own (pools, virtual address ranges), or another one: the device decides.

@@ -38,6 +38,7 @@ class Passes : protected Turn<PipelineLaunch> {
     Patience patience;
     while (load_acquire(at) != run_)
       if (gives_up(patience, flag.rank)) break;
+    is_lost();
   }
 
   /// Elements of a chunk that belong to the pass, and bytes of it that come before.

@@ -53,7 +53,7 @@ class Pipeline : private Passes<T> {
       if (is_pass(round - 3) && launch_.result_waits > 0) {
         this->enter(round - 3);
         wait(launch_.result_wait, launch_.result_waits);
-        fetch();
+        if (has_given_up() == 0) fetch();
       }
     }
     this->end();
@@ -74,9 +74,9 @@ class Pipeline : private Passes<T> {
 
   /// Behind a barrier: `pushes` peers of what was pushed in the round, `results` of the results
   /// that were stored in the round before. One fence serves both.
-  __device__ void tell(int pushes, int results, int round) const {
+  __device__ void tell(int pushes, int results, int round) {
     const auto i = static_cast<int>(threadIdx.x);
-    if (i >= max(pushes, results) || has_given_up() != 0) return;
+    if (i >= max(pushes, results) || has_given_up() != 0 || this->is_lost()) return;
     fence();
     const std::uint32_t run = first_run_ + static_cast<std::uint32_t>(round);
     if (i < pushes) store_relaxed(this->word_of(launch_.push_signal[i], run), run);

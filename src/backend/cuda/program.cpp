@@ -64,7 +64,7 @@ Program::Program(Channel& channel, const std::vector<Schedule>& all, int rank)
     : channel_(channel),
       rank_(rank),
       repeats_(channel.driver_, channel.replays_),
-      aside_(channel.context_) {
+      aside_(channel.context_id_) {
   translate(all);
 }
 
@@ -450,7 +450,7 @@ std::size_t Program::fit(bool is_large) const {
 Program::~Program() {
   if (!repeats_.is_used()) return;
   try {
-    const Current current(channel_.context_);
+    const Current current(channel_.context_id_);
     repeats_.forget();
   } catch (const Error&) {
     // The context is gone, and the graphs with it.
@@ -478,8 +478,11 @@ Operation& Program::launch(const Arguments& arguments) {
       static_cast<std::uint32_t>((arguments.longest + arguments.slice - 1) / arguments.slice);
   const auto blocks =
       std::min<std::uint32_t>(static_cast<std::uint32_t>(arguments.blocks), launch.passes);
-  launch.first_run = channel_.last_run_ + 1;
-  channel_.last_run_ += (launch.passes + blocks - 1) / blocks;
+  const std::uint32_t runs = (launch.passes + blocks - 1) / blocks;
+  launch.first_run = first_run_behind(channel_.last_run_, runs);
+  // Kernels that linger count on by themselves.
+  const bool is_next = launch.first_run == channel_.last_run_ + 1;
+  channel_.last_run_ = launch.first_run + runs - 1;
   launch.number = ++channel_.launches_;
   stalls_ = 0;
   is_ordered_ = false;
@@ -489,7 +492,7 @@ Operation& Program::launch(const Arguments& arguments) {
     // What lies over its input takes a result aside, which is not for a kernel that lingers.
     const bool may_linger = arguments.linger > 0 && !arguments.is_large && launch.passes == 1 &&
                             look_for_repeat(arguments) && !covers_input(arguments);
-    if (order(arguments, may_linger)) return *this;
+    if (order(arguments, may_linger && is_next)) return *this;
     if (may_linger && channel_.is_worth_lingering())
       launch.linger = static_cast<std::uint64_t>(arguments.linger) * 1000;
   }
@@ -592,17 +595,14 @@ void Program::start(const Arguments& arguments) {
   }
   CUstream stream = channel_.stream_;
   std::optional<Queue::Place> place;
-  unsigned long long stream_id = 0;
   if (arguments.is_enqueued) {
     stream = static_cast<CUstream>(arguments.stream);
     if (arguments.is_captured) {
       channel_.is_captured_ = true;
     } else {
+      unsigned long long stream_id = 0;
       check(channel_.driver_.cuStreamGetId_(stream, &stream_id), "cannot look at the stream");
-      if (channel_.is_enqueued_ && stream_id != channel_.last_stream_)
-        check(channel_.driver_.cuStreamWaitEvent_(stream, channel_.last_, 0),
-              "cannot order streams");
-      if (channel_.queue_) place.emplace(*channel_.queue_, stream, stream_id);
+      place.emplace(*channel_.queue_, stream, stream_id);
     }
   }
   launch.is_counted = channel_.is_captured_;
@@ -642,11 +642,9 @@ void Program::start(const Arguments& arguments) {
     check(channel_.driver_.cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(arguments.out), aside_at_,
                                           own, stream),
           "cannot copy the result");
-  if (arguments.is_enqueued && !arguments.is_captured) {
-    check(channel_.driver_.cuEventRecord_(channel_.last_, stream), "cannot record an event");
-    channel_.last_stream_ = stream_id;
+  if (place) {
+    place->end(channel_.last_);
     channel_.is_enqueued_ = true;
-    if (place) place->end();
   }
   if (launch.linger > 0) channel_.resident_ = {this, launch.number, arguments.in, arguments.out};
 }

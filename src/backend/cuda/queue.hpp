@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Where ranks share a GPU and each launches kernels that wait for the others', two of a process,
-// of different communicators, could take the room that the ones they wait for need. So a process's
-// launches on streams run one after the other, whatever communicator they are for. Ranks have to
-// make calls of different communicators in the same order then.
+// A kernel on a stream may take all of a GPU while it waits for its peers, so two of different
+// communicators keep each other out if each is the first on one GPU. Ranks enqueue them in one
+// order; but streams would begin them in any, according to what else is in each. So a context's
+// launches on streams run one after the other, in the order in which they were enqueued, whatever
+// communicator they are for: then the first that is not over has room on all GPUs.
+//
+// What is captured is not among them: a graph's launches have no place in time, and an event of a
+// capture means nothing outside of it.
 #pragma once
 
 #include <memory>
@@ -14,19 +18,19 @@ namespace trib::cuda {
 
 class Queue {
  public:
-  /// The context's. Throws Error.
-  static std::shared_ptr<Queue> of(CUcontext context);
-  ~Queue();
+  static std::shared_ptr<Queue> of(const ContextId& context);
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
-  /// A launch on a stream that is not being captured, from before it until this is gone.
+  /// A launch on a stream that is not being captured, from before it until this is gone. In the
+  /// queue's context.
   class Place {
    public:
-    /// `id` of the stream.
+    /// `id` of the stream: handles are used again. Throws Error.
     Place(Queue& queue, CUstream stream, unsigned long long id);
-    /// Behind the launch, and nothing else that is to be enqueued with it.
-    void end();
+    /// Behind the launch, and nothing else that is to be enqueued with it: records `event`, which
+    /// stands for the launch until another one comes or it is forgotten. Throws Error.
+    void end(CUevent event);
 
    private:
     Queue& queue_;
@@ -35,15 +39,17 @@ class Queue {
     const unsigned long long id_;
   };
 
- private:
-  explicit Queue(CUcontext context);
+  /// What `event` was recorded for is over, and so is all that came before; it may be destroyed
+  /// then.
+  void forget(CUevent event);
 
-  const CUcontext context_;
-  const Driver& driver_;
+ private:
+  Queue() = default;
+
+  const Driver& driver_ = *driver();
   std::mutex mutex_;
-  CUevent last_ = nullptr;
+  CUevent last_ = nullptr;  // of the last launch, which is a channel's own. Null: there is none
   unsigned long long last_stream_ = 0;
-  bool is_empty_ = true;
 };
 
 }  // namespace trib::cuda

@@ -116,12 +116,12 @@ class Relay : private Passes<T> {
     arrive_at(kReady);
   }
 
-  __device__ void tell() const {
+  __device__ void tell() {
     synchronise_at(kStored);
     disturb();
     if (thread_ != width_ + kWarp) return;
     passes_told() = pass_ + 1;
-    if (has_given_up() != 0) return;
+    if (has_given_up() != 0 || this->is_lost()) return;
     fence();
     if (tells()) store_relaxed(this->word_of(duty_.told, run_), run_);
     if (!waits()) return;

@@ -12,11 +12,17 @@ Sharing::Sharing(int rank, const Level& device_of, CUcontext context)
 }
 
 std::unique_ptr<Sharing> Sharing::open(Bootstrap& bootstrap, Config::Segment mode,
-                                       CUcontext context, const Level& device_of,
+                                       const ContextId& context, const Level& device_of,
                                        std::string& why) {
-  auto sharing = std::unique_ptr<Sharing>(new Sharing(bootstrap.rank(), device_of, context));
+  auto sharing = std::unique_ptr<Sharing>(new Sharing(bootstrap.rank(), device_of, context.handle));
   sharing->segment_ = Segment::open(bootstrap, sizeof(Words), mode, why);
   if (!sharing->segment_) return nullptr;
+  std::vector<ProcessId> processes(device_of.size());
+  const ProcessId mine = ProcessId::of_this();
+  bootstrap.exchange(&mine, processes.data(), sizeof mine);
+  sharing->process_of_leader_ =
+      processes[static_cast<std::size_t>(sharing->leader(sharing->device(sharing->rank_)))];
+  sharing->can_see_leader_ = can_see(sharing->process_of_leader_);
   std::vector<int> readers;
   if (!sharing->leads()) readers.push_back(sharing->leader(sharing->device(sharing->rank_)));
   sharing->exports_ = Exports::open(bootstrap, mode, context, readers, {}, why);
@@ -31,6 +37,17 @@ Sharing::Words& Sharing::words(int rank) const {
 // buffers after it gave up, sees that it did.
 void Sharing::give_up() noexcept {
   if (segment_) words(rank_).has_given_up.store(true, std::memory_order_release);
+}
+
+void Sharing::end_all() noexcept {
+  if (segment_) words(rank_).has_ended.store(true, std::memory_order_release);
+}
+
+// Acquire: pairs with end_all(); what kernels stored comes before.
+bool Sharing::has_leader_ended() const noexcept {
+  if (!segment_) return true;
+  if (words(leader(device(rank_))).has_ended.load(std::memory_order_acquire)) return true;
+  return can_see_leader_ && is_gone(process_of_leader_);
 }
 
 bool Sharing::has_anyone_given_up() const {
@@ -69,6 +86,12 @@ std::shared_ptr<void> Sharing::hold(Bootstrap& bootstrap, const ShownBuffers& bu
   // Nobody maps what leaders have.
   return leads() ? exports_->hold_none(bootstrap, reach)
                  : exports_->hold_all(bootstrap, buffers, reach);
+}
+
+bool Sharing::is_still_there(const std::shared_ptr<void>& held) const {
+  if (leads()) return true;
+  const Current current(context_);
+  return exports_->is_still_there(held);
 }
 
 void Sharing::tidy_up() {

@@ -14,6 +14,7 @@
 #include "backend/cuda/driver.hpp"
 #include "backend/cuda/exports.hpp"
 #include "backend/segment.hpp"
+#include "base/process.hpp"
 
 namespace trib::cuda {
 
@@ -21,7 +22,8 @@ class Sharing {
  public:
   /// Collective. Null on all ranks alike: `why` says what was missing.
   static std::unique_ptr<Sharing> open(Bootstrap& bootstrap, Config::Segment mode,
-                                       CUcontext context, const Level& device_of, std::string& why);
+                                       const ContextId& context, const Level& device_of,
+                                       std::string& why);
 
   const Level& device_of() const { return device_of_; }
   int devices() const { return static_cast<int>(leaders_.size()); }
@@ -35,6 +37,8 @@ class Sharing {
   /// Collective: DeviceChannel::hold().
   std::shared_ptr<void> hold(Bootstrap& bootstrap, const ShownBuffers& buffers,
                              std::vector<MappedBuffers>& mapped);
+  /// Followers: DeviceChannel::is_still_there(). Nobody maps what leaders have.
+  bool is_still_there(const std::shared_ptr<void>& held) const;
   /// Leaders, after a meeting on `met`: where the buffers of its device's ranks are. False: some
   /// cannot be mapped. Followers: true.
   bool reach(const HostChannel& met, const void* in, void* out, std::vector<MappedBuffers>& mapped);
@@ -45,6 +49,10 @@ class Sharing {
   /// This rank leaves a call that is not over: its buffers are its own again, though a kernel may
   /// still read them.
   void give_up() noexcept;
+  /// Behind it: this rank's kernels have ended as well, as far as it could wait for that.
+  void end_all() noexcept;
+  /// Followers: whether the leader has said so, or is gone with its kernels.
+  bool has_leader_ended() const noexcept;
   /// Leaders: the kernel of this number has ended; tells the followers. Throws Error if what it
   /// left may be no result.
   void end(std::uint64_t number);
@@ -57,7 +65,7 @@ class Sharing {
   /// A rank's words in shared memory.
   struct Words {
     std::atomic<std::uint64_t> done;  // of a leader: number of the last launch that ended
-    std::atomic<bool> has_given_up;
+    std::atomic<bool> has_given_up, has_ended;
   };
   Words& words(int rank) const;
   bool has_anyone_given_up() const;
@@ -65,6 +73,8 @@ class Sharing {
   const int rank_;
   const Level device_of_;
   std::vector<int> leaders_;
+  ProcessId process_of_leader_;  // of this rank's device
+  bool can_see_leader_ = false;
   const CUcontext context_;
   std::unique_ptr<Segment> segment_;
   std::unique_ptr<Exports> exports_;

@@ -47,7 +47,8 @@ __device__ __noinline__ std::uint64_t take_turn(const Launched& launch) {
     bool is_last = blockIdx.x == 0;
     if (launch.is_counted) {
       const std::uint64_t runs = load_acquire(&counters->runs);
-      first = static_cast<std::uint32_t>(runs) + 1;
+      first = first_run_behind(static_cast<std::uint32_t>(runs),
+                               static_cast<std::uint32_t>(passes_of(launch, 0)));
       known = static_cast<std::uint32_t>(runs >> 32);
       is_last = gridDim.x == 1 || atomicAdd(&counters->arrived, 1) + 1 == gridDim.x;
     }
@@ -76,12 +77,20 @@ struct Patience {
   std::uint64_t deadline = 0;
 };
 
-/// Whether a window is free for run `run` if run `completed` and those before it are over. A number
-/// that is far behind stands for one that is: no peer is far ahead.
-__device__ inline bool is_enough(std::uint32_t completed, std::uint32_t run) {
-  constexpr std::uint32_t kMostAhead = 1u << 20;
-  return completed - (run - kWindows) <= kMostAhead;
+/// Whether a window is free for run `run` if run `completed` and those before it are over. Numbers
+/// wrap, so no more than `most` behind the last run that has to be over counts: a word that says
+/// otherwise is of long ago. What launches say, and what is known of them, is said anew by each
+/// launch, and may be ahead by what other ranks let pass.
+__device__ inline bool is_enough(std::uint32_t completed, std::uint32_t run,
+                                 std::uint32_t most = 1u << 20) {
+  return completed - (run - kWindows) <= most;
 }
+/// A block says so in launches of many passes alone, so its word may be of any age. While this rank
+/// waits in run r, behind the first kWindows of a launch, it has not said that r is over here. So
+/// the peer's block is not through with run r + kWindows of the launch; nor has it begun another
+/// launch in which it would say more, for that waits until this rank has begun it, or ended this
+/// one. It is ahead by less than kWindows, and by less than twice that from r - kWindows on.
+inline constexpr std::uint32_t kMostAheadOfBlock = 2 * kWindows;
 
 /// Of one launch, as each thread sees it. What a block works on is its runs, from first_run_.
 template <class Launched>
@@ -92,6 +101,7 @@ class Turn {
   __device__ void begin() {
     if (launch_.has_met) {
       if (threadIdx.x == 0) has_given_up() = 0;  // to be known, it takes a barrier
+      was_aborted_ = load_relaxed(abort_word(launch_.inbox[launch_.rank]));
       const std::uint64_t replayed = replayed_before(launch_);
       served_ = static_cast<std::uint32_t>(replayed >> 32);
       first_run_ = launch_.first_run + static_cast<std::uint32_t>(replayed);
@@ -100,7 +110,23 @@ class Turn {
       const std::uint64_t runs = take_turn(launch_);
       first_run_ = static_cast<std::uint32_t>(runs);
       known_run_ = static_cast<std::uint32_t>(runs >> 32);
+      is_aborted_ = has_given_up() != 0;
     }
+  }
+
+  /// Whether this thread has given up, or the call had failed on this rank or a peer when the
+  /// kernel began: it was queued behind other work, say. Then the buffers may be the caller's
+  /// again: what would be stored there is no result, and what is loaded from there is nothing to
+  /// tell a peer of. To be asked behind a wait, or what takes as long: by then the word that was
+  /// loaded as the kernel began is there, and no time is lost by looking at it. Relaxed will do:
+  /// hosts give buffers back after the words were set, on all GPUs (Channel::poison()).
+  __device__ bool is_lost() {
+    if (was_aborted_ != 0 && !is_aborted_) {
+      is_aborted_ = true;
+      has_given_up() = 1;
+      store_release(&launch_.doorbell->abort, 1);  // comes before `done`: see tell_host()
+    }
+    return is_aborted_;
   }
 
   /// True: the wait is over.
@@ -120,7 +146,8 @@ class Turn {
   __device__ void wait_for_credit(int peer, unsigned row) {
     Patience patience;
     const std::uint32_t* const at = credit(launch_, launch_.rank, peer, row);
-    while (!is_enough(load_acquire(at), run_))
+    const std::uint32_t most = row == kMaxBlocks ? 1u << 20 : kMostAheadOfBlock;
+    while (!is_enough(load_acquire(at), run_, most))
       if (gives_up(patience, peer)) break;
   }
 
@@ -179,6 +206,7 @@ class Turn {
   std::int64_t moved_[2] = {};
   std::uint64_t leave_at_ = 0;  // in nanoseconds; zero until it has served a call
   bool is_aborted_ = false;
+  std::uint32_t was_aborted_ = 0;  // the abort word, where the ranks have met: see is_lost()
 };
 
 }  // namespace trib::cuda
