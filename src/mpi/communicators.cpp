@@ -10,7 +10,6 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "mpi/bootstrap.hpp"
-#include "mpi/judge.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
 #include "mpi/report.hpp"
@@ -257,11 +256,10 @@ void ask_to_settle(Member& member) {
   member.wants_to_settle = true;
 }
 
-void prepare_background(Member& member, bool all_meet) {
+void prepare_background(Member& member) {
   Communicator* const its =
       member.declined || member.is_passed_by ? nullptr : member.communicator.get();
   const bool is_for_devices = its != nullptr && its->can_post() && its->wants_to_settle();
-  if (is_for_devices && !all_meet) return;  // in another call
   if (member.wants_to_settle) --wanting;
   member.wants_to_settle = false;
   if (is_for_devices)
@@ -270,12 +268,12 @@ void prepare_background(Member& member, bool all_meet) {
     do_or_fail(member, [&] { member.has_no_background = !its->open_background(); });
 }
 
-void settle_slowly(int status, MPI_Comm comm, bool all_meet) noexcept {
+void settle_slowly(MPI_Comm comm) noexcept {
   try {
     Member* const member = find_member(comm);
-    if (!member || !member->wants_to_settle || is_refusal(status)) return;
+    if (!member || !member->wants_to_settle) return;
     make_member(comm);
-    prepare_background(*member, all_meet);
+    prepare_background(*member);
   } catch (const std::exception&) {
     // The next reduction reports it, as a call that is ours.
   }
@@ -330,7 +328,7 @@ void change_setting(MPI_Comm comm, const char* variable, const char* value) {
   member->bootstrap = nullptr;
   member->communicator.reset();
   set_up(comm, *member);
-  if (could_post) prepare_background(*member, /*all_meet=*/true);
+  if (could_post) prepare_background(*member);
 }
 
 namespace {
@@ -348,7 +346,7 @@ void adopt(MPI_Comm parent, MPI_Comm child) noexcept {
     if (Member* const its = make_member(child)) {
       its->has_used_requests = member->has_used_requests;
       if (parent == MPI_COMM_WORLD) its->eager_children = kEagerGrandchildren;
-      prepare_background(*its, /*all_meet=*/true);
+      prepare_background(*its);
     }
   } catch (const std::exception&) {
     // As above.
@@ -360,7 +358,7 @@ void begin_world() noexcept {
     if (!library().is_ours || !is_world_running()) return;
     if (Member* const world = make_member(MPI_COMM_WORLD)) {
       if (world->communicator) world->eager_children = kEagerChildren;
-      prepare_background(*world, /*all_meet=*/true);
+      prepare_background(*world);
     }
   } catch (const std::exception&) {
     // As above.

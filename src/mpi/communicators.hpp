@@ -111,23 +111,22 @@ void change_setting(MPI_Comm comm, const char* variable, const char* value);
 
 /// Members that want to settle().
 extern std::atomic<int> wanting;
-/// Collective over `comm`, behind a blocking call on it that has returned `status`: there ranks may
-/// wait for each other. Not where it has refused this rank's arguments, as the others may not have
-/// come. `all_meet`: none can leave that call before all have come, whatever serves it.
-void settle_slowly(int status, MPI_Comm comm, bool all_meet) noexcept;
-inline void settle_after(int status, MPI_Comm comm, bool all_meet) noexcept {
+/// Collective over `comm`, behind a blocking call on it that no rank can leave before all have
+/// come, whatever serves it: there ranks may wait for each other. Behind another one, or before
+/// any, some may wait for a rank whose call the MPI has refused, and which is elsewhere by then.
+void settle_slowly(MPI_Comm comm) noexcept;
+inline void settle(MPI_Comm comm) noexcept {
   if (wanting.load(std::memory_order_relaxed) > 0) [[unlikely]]
-    settle_slowly(status, comm, all_meet);
+    settle_slowly(comm);
 }
 /// The same for a communicator that has just come to be: if its parent used such calls, it may; and
 /// for the first few made of MPI_COMM_WORLD and of these.
 void adopt(MPI_Comm parent, MPI_Comm child) noexcept;
 /// A later blocking call on its communicator is to settle().
 void ask_to_settle(Member& member);
-/// Collective: prepares `member`, which serves reductions, for nonblocking ones, on devices only if
-/// `all_meet`: programs may count on it that ranks leave other calls early, and those have to wait
-/// for the first preparation alone. Throws Error.
-void prepare_background(Member& member, bool all_meet);
+/// Collective: prepares `member`, which serves reductions, for nonblocking ones, also on devices.
+/// Throws Error.
+void prepare_background(Member& member);
 /// MPI_COMM_WORLD, at the end of MPI_Init.
 void begin_world() noexcept;
 /// Some ranks of MPI_COMM_WORLD began MPI in Fortran, see is_begun_in_fortran, and some in C. Then

@@ -73,8 +73,10 @@ int enter(const Words& words) {
 template <class Ours, class... Words>
 int with_requests(Entry entry, Ours&& ours, Words... words) {
   const Library& mpi = library();
-  if (requests_held.load(std::memory_order_relaxed) == 0 || !mpi.is_ours)
+  if (requests_held.load(std::memory_order_relaxed) == 0 || !mpi.is_ours) {
+    if (entry == Entry::Start || entry == Entry::Startall) Communicator::note_request_of_mpi();
     return mpi.call(entry, words...);
+  }
   sweep();
   return ours();
 }
@@ -93,7 +95,7 @@ int barrier(Word comm) {
   const Library& mpi = library();
   if (!mpi.is_ours) return mpi.call(Entry::Barrier, comm);
   const int status = mpi.call(Entry::Barrier, comm);
-  settle_after(status, from_word<MPI_Comm>(comm), /*all_meet=*/true);
+  if (status == MPI_SUCCESS) settle(from_word<MPI_Comm>(comm));
   Background::progress_all();
   return status;
 }
@@ -127,11 +129,7 @@ int pass(Words... words) {
   // an active request expects no more of its end than that.)
   const int status = is_device_in_use() ? call_with_buffers_on_host(entry, prototype, width, all)
                                         : mpi.call(entry, words...);
-  if constexpr (prototype.is_blocking_collective()) {
-    settle_after(status, from_word<MPI_Comm>(all[prototype.at('c')]),
-                 prototype.is_meeting_of_all());
-    Background::progress_all();
-  }
+  if constexpr (prototype.is_blocking_collective()) Background::progress_all();
   return status;
 }
 

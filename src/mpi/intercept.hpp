@@ -75,8 +75,9 @@ int intercept(const Call& call, Original original) {
     Member* member = find_member(call.comm);
     const auto leave = [&](Decline reason) {
       const int status = leave_to_mpi(call, *member, reason, mpis);
-      if (member->wants_to_settle && !may_be_refused(call, reason)) [[unlikely]]
-        settle_after(status, call.comm, call.is_meeting_of_all());
+      if (member->wants_to_settle && call.is_meeting_of_all() && status == MPI_SUCCESS &&
+          !may_be_refused(call, reason)) [[unlikely]]
+        settle(call.comm);
       return status;
     };
     if (!member || member->declined) [[unlikely]] {
@@ -102,8 +103,8 @@ int intercept(const Call& call, Original original) {
       member->was_left_to_mpi = false;
     }
     member->communicator->run(member->last_request);
-    if (member->wants_to_settle) [[unlikely]]
-      settle_after(MPI_SUCCESS, call.comm, call.is_meeting_of_all());
+    if (member->wants_to_settle && call.is_meeting_of_all()) [[unlikely]]
+      settle(call.comm);
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
     // Peers may be waiting for us: too late to fall back.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "mpi/judge.hpp"
 
-#include <algorithm>
 #include <array>
 #include <mutex>
 
@@ -19,12 +18,19 @@ struct State {
 };
 constinit Immortal<State> state;
 
-/// Errors on it are returned, whatever handlers the program has given its own communicators.
+/// Errors on it, and in making it, are returned, whatever handlers the program has given its own
+/// communicators.
 bool is_ready() {
   if (state->is_there || state->is_over || !is_world_running()) return state->is_there;
   const Library& mpi = library();
+  MPI_Errhandler programs{};
+  if (mpi.Comm_get_errhandler(MPI_COMM_SELF, &programs) != MPI_SUCCESS) return false;
+  mpi.Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
   state->is_there = mpi.Comm_split(MPI_COMM_SELF, 0, 0, &state->comm) == MPI_SUCCESS &&
                     mpi.Comm_set_errhandler(state->comm, MPI_ERRORS_RETURN) == MPI_SUCCESS;
+  mpi.Comm_set_errhandler(MPI_COMM_SELF, programs);
+  mpi.Errhandler_free(&programs);
+  state->is_over = !state->is_there;  // the program may have all that there can be
   return state->is_there;
 }
 
@@ -36,15 +42,6 @@ bool is_refused(MPI_Datatype dtype, MPI_Op op) noexcept {
   alignas(64) std::array<char, 64> in{}, out{};  // no MPI likes null here
   return library().call(Entry::Allreduce, to_word(in.data()), to_word(out.data()), Word{0},
                         to_word(dtype), to_word(op), to_word(state->comm)) != MPI_SUCCESS;
-}
-
-bool is_refusal(int code) noexcept {
-  if (code == MPI_SUCCESS) return false;
-  int error_class = code;
-  library().Error_class(code, &error_class);
-  const int refusals[] = {MPI_ERR_BUFFER, MPI_ERR_COUNT, MPI_ERR_TYPE,  MPI_ERR_COMM, MPI_ERR_RANK,
-                          MPI_ERR_ROOT,   MPI_ERR_OP,    MPI_ERR_GROUP, MPI_ERR_ARG};
-  return std::ranges::find(refusals, error_class) != std::end(refusals);
 }
 
 void end_judging() noexcept {

@@ -12,10 +12,6 @@ namespace trib::mpi {
 /// cannot be: without MPI_COMM_WORLD.
 bool is_refused(MPI_Datatype dtype, MPI_Op op) noexcept;
 
-/// Whether a function that returned `code` has found this rank's arguments wrong before it did
-/// anything: other failures may come after other ranks were met.
-bool is_refusal(int code) noexcept;
-
 /// Before MPI ends.
 void end_judging() noexcept;
 

@@ -534,8 +534,10 @@ int start(MPI_Request* request) {
 }
 
 int start_all(int count, MPI_Request* requests) {
-  if (!are_any_ours(count, requests))
+  if (!are_any_ours(count, requests)) {
+    Communicator::note_request_of_mpi();
     return library().call(Entry::Startall, static_cast<Word>(count), to_word(requests));
+  }
   for (int i = 0; i < count; ++i)
     if (const int status = start(requests + i); status != MPI_SUCCESS) return status;
   return MPI_SUCCESS;

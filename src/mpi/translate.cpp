@@ -299,12 +299,12 @@ std::optional<Decline> translate(const Call& call, int rank, int size, Request& 
       return foreign && is_aliasing_taken(call) ? foreign : Decline::bad_argument;
     }
   }
-  // Null is an address where a type's own are absolute.
-  if (foreign) [[unlikely]]
+  // Null is an address where a derived type's own are absolute.
+  if (foreign && type == 0) [[unlikely]]
     return foreign;
   if ((has_input && !request.in) || (has_output && !request.out)) [[unlikely]]
     return Decline::bad_argument;
-  return {};
+  return foreign;
 }
 
 }  // namespace trib::mpi

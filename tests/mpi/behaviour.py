@@ -184,7 +184,6 @@ def time_limit(context: Context) -> None:
         (2, "timeout-test"),
         (2, "unprepared"),
         (3, "unprepared"),
-        (3, "unprepared-broadcast"),
     ):
         env = {"TRIB_TIMEOUT": "1"}
         result = context.run(ranks, [context.program("errors"), case], env=env, timeout=40)
