@@ -125,10 +125,10 @@ int pass(Words... words) {
   if (!mpi.is_ours) return mpi.call(entry, words...);
   Word all[] = {words...};
   if constexpr (prototype.has('q')) Communicator::note_request_of_mpi();
-  // An occasion for the ranks to meet, and to go on with what is under way. (A program that frees
-  // an active request expects no more of its end than that.)
   const int status = is_device_in_use() ? call_with_buffers_on_host(entry, prototype, width, all)
                                         : mpi.call(entry, words...);
+  // An occasion to go on with what is under way. (A program that frees an active request expects no
+  // more of its end than that.)
   if constexpr (prototype.is_blocking_collective()) Background::progress_all();
   return status;
 }

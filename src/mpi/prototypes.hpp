@@ -107,11 +107,6 @@ struct Prototype {
   constexpr bool is_blocking_collective() const {
     return has('c') && !is_message() && !has('q') && !has('Q');
   }
-  /// A blocking collective that no rank can leave before all have come. Those with counts for each
-  /// rank can be left early where some are zero.
-  constexpr bool is_meeting_of_all() const {
-    return is_blocking_collective() && !has('@') && !has('o') && !has('N');
-  }
 };
 
 }  // namespace trib::mpi
