@@ -28,8 +28,9 @@ constexpr std::size_t kHugePage = 2 << 20;
 /// At most: 128 ranks that map each other's need 32 of the 128 TiB that a process can address.
 constexpr std::size_t kMostBytes = std::size_t{256} << 30;
 /// Freed memory that is kept for the next block, as malloc keeps some: to give pages back and fetch
-/// them again takes longer than to fill them.
-constexpr std::size_t kMostKept = std::size_t{64} << 20;
+/// them again takes longer than to fill them. As much as blocks take up, within these bounds: a
+/// program that works on large arrays makes temporaries of their size.
+constexpr std::size_t kLeastKept = std::size_t{64} << 20, kMostKept = std::size_t{1} << 30;
 /// What a child of a fork copies at most. More would hold up its parent for seconds, and might not
 /// find the memory: all ranks of a machine may fork at once.
 constexpr std::size_t kMostCopied = std::size_t{4} << 30;
@@ -121,7 +122,7 @@ bool SharedHeap::open() noexcept {
     fd_ = -1;
     return false;
   }
-  rooms_.emplace(kPage, Room{bytes_, false});
+  rooms_.emplace(kPage, Room{bytes_, 0});
   settled_.resize(bytes_ / kHugePage + 1);
   is_refused_ = false;
   base_.store(base, std::memory_order_release);  // pairs with the acquire in has()
@@ -141,9 +142,10 @@ void* SharedHeap::allocate(std::size_t bytes, std::size_t alignment, bool* is_ze
       const std::size_t at = round_up(begin, alignment);
       if (at + length > room.end) continue;
       if (!lengthen(at + length)) return nullptr;
-      if (is_zero != nullptr) *is_zero = !room.is_written;
+      if (is_zero != nullptr) *is_zero = room.written == 0;
       blocks_.emplace(at, at + length);
       take(at, at + length);
+      in_use_ += length;
       return base() + at;
     }
   } catch (const std::bad_alloc&) {
@@ -165,10 +167,10 @@ void SharedHeap::take(std::size_t begin, std::size_t end) noexcept {
   auto found = std::prev(rooms_.upper_bound(begin));
   const std::size_t room_begin = found->first;
   const Room room = found->second;
-  if (room.is_written) kept_ -= end - begin;
+  if (room.written > 0) kept_ -= end - begin;
   if (room_begin < begin) {
     found->second.end = begin;
-    if (end < room.end) rooms_.emplace(end, Room{room.end, room.is_written});
+    if (end < room.end) rooms_.emplace(end, Room{room.end, room.written});
     return;
   }
   auto node = rooms_.extract(found);
@@ -187,7 +189,7 @@ bool SharedHeap::grow(void* block, std::size_t bytes) noexcept {
   const std::size_t end = begin + round_up(std::max<std::size_t>(bytes, 1), kPage);
   if (end < found->second) {
     const std::size_t old_end = std::exchange(found->second, end);
-    keep_or_return(end, old_end);
+    make_room(end, old_end);
   }
   if (end == found->second) return true;
   std::size_t free_to = found->second;
@@ -200,6 +202,7 @@ bool SharedHeap::grow(void* block, std::size_t bytes) noexcept {
     const std::size_t at = found->second;
     const std::size_t stop = std::min(end, rooms_.find(at)->second.end);
     take(at, stop);
+    in_use_ += stop - at;
     found->second = stop;
   }
   return true;
@@ -214,30 +217,58 @@ void SharedHeap::free(void* block) noexcept {
   if (found == blocks_.end()) return;
   const std::size_t end = found->second;
   blocks_.erase(found);
-  keep_or_return(begin, end);
+  make_room(begin, end);
 }
 
-/// With the lock held: makes room of what was a block.
-void SharedHeap::keep_or_return(std::size_t begin, std::size_t end) noexcept {
+/// With the lock held: of what was a block.
+void SharedHeap::make_room(std::size_t begin, std::size_t end) noexcept {
   for (std::size_t page = begin / kHugePage; page * kHugePage < end; ++page) settled_[page] = false;
-  bool is_written = true;
+  in_use_ -= end - begin;
+  add_room(begin, end, ++frees_);
+  const std::size_t most = std::clamp(in_use_, kLeastKept, kMostKept);
+  while (kept_ > most) {
+    // What nobody has taken for longest.
+    auto oldest = rooms_.end();
+    for (auto room = rooms_.begin(); room != rooms_.end(); ++room)
+      if (room->second.written > 0 &&
+          (oldest == rooms_.end() || room->second.written < oldest->second.written))
+        oldest = room;
+    if (oldest == rooms_.end() || !give_back(oldest->first, oldest->second.end, kept_ - most))
+      return;
+  }
+}
+
+/// Pages at the end of a room, `least` bytes if it has as many.
+bool SharedHeap::give_back(std::size_t begin, std::size_t end, std::size_t least) noexcept {
+  // Not a part of a huge page.
+  if (least < end - begin) begin = std::max(begin, (end - least) / kHugePage * kHugePage);
   // Like a hole that fallocate() makes in the file, but seen by those who keep memory registered
   // with a network, as unmapping it would be: the next block there has other pages.
-  if (kept_ + (end - begin) > kMostKept && ::madvise(base() + begin, end - begin, MADV_REMOVE) == 0)
-    is_written = false;
-  if (is_written) kept_ += end - begin;
+  if (::madvise(base() + begin, end - begin, MADV_REMOVE) != 0) return false;
   try {
-    auto at = rooms_.emplace(begin, Room{end, is_written}).first;
-    // Neighbours become one, if they are alike.
+    take(begin, end);
+    add_room(begin, end, 0);
+  } catch (const std::bad_alloc&) {  // the pages are zero, which may be forgotten
+    return false;
+  }
+  return true;
+}
+
+/// Neighbours become one, if they are alike.
+void SharedHeap::add_room(std::size_t begin, std::size_t end, std::uint64_t written) noexcept {
+  const auto is_alike = [&](const Room& other) { return (other.written > 0) == (written > 0); };
+  try {
+    auto at = rooms_.emplace(begin, Room{end, written}).first;
+    if (written > 0) kept_ += end - begin;
     const auto next = std::next(at);
-    if (next != rooms_.end() && next->first == end && next->second.is_written == is_written) {
+    if (next != rooms_.end() && next->first == end && is_alike(next->second)) {
       at->second.end = next->second.end;
       rooms_.erase(next);
     }
     if (at == rooms_.begin()) return;
     const auto before = std::prev(at);
-    if (before->second.end == begin && before->second.is_written == is_written) {
-      before->second.end = at->second.end;
+    if (before->second.end == begin && is_alike(before->second)) {
+      before->second = at->second;
       rooms_.erase(at);
     }
   } catch (const std::bad_alloc&) {  // the room is lost

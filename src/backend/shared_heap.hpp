@@ -64,7 +64,9 @@ class SharedHeap {
   bool open() noexcept;
   bool lengthen(std::size_t end) noexcept;
   bool is_child() const noexcept;
-  void keep_or_return(std::size_t begin, std::size_t end) noexcept;
+  void make_room(std::size_t begin, std::size_t end) noexcept;
+  bool give_back(std::size_t begin, std::size_t end, std::size_t least) noexcept;
+  void add_room(std::size_t begin, std::size_t end, std::uint64_t written) noexcept;
   void take(std::size_t begin, std::size_t end) noexcept;
   void make_own() noexcept;
   void copy_blocks(int file) noexcept;
@@ -84,7 +86,7 @@ class SharedHeap {
 
   struct Room {
     std::size_t end;
-    bool is_written;  // may hold what was there before
+    std::uint64_t written;  // may hold what was there before: since the how manieth free(); or 0
   };
 
   std::mutex mutex_;
@@ -96,7 +98,9 @@ class SharedHeap {
   std::array<std::uint64_t, 2> nonce_{};
   std::array<int, 2> pipe_{-1, -1};  // during a fork whose child copies the blocks: its word for it
   bool is_warned_ = false;           // that a child did not
+  std::size_t in_use_ = 0;           // bytes in `blocks_`
   std::size_t kept_ = 0;             // bytes in `rooms_` that are written
+  std::uint64_t frees_ = 0;
   Pages pages_;
   std::pmr::unsynchronized_pool_resource pool_{&pages_};
   // By their first byte, counted from the heap's start.
