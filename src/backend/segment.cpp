@@ -29,8 +29,6 @@ namespace {
 
 using Nonce = std::array<std::uint64_t, 2>;
 
-constexpr std::size_t kHugePage = 2 << 20;
-
 /// What rank 0 tells the others.
 struct Offer {
   bool is_there = false;
@@ -243,9 +241,7 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
       mapping = std::static_pointer_cast<Mapping>(found->second.lock());
     if (rank != 0) {
       if (mode == Config::Segment::memfd) {
-        const std::string path =
-            "/proc/" + std::to_string(offer.pid) + "/fd/" + std::to_string(offer.fd);
-        file.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+        file = open_again(offer.pid, offer.fd);
       } else {
         file.reset(::shm_open(offer.name, O_RDWR | O_CLOEXEC, 0));
       }

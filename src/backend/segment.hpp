@@ -9,10 +9,9 @@
 
 #include "base/bootstrap.hpp"
 #include "base/config.hpp"
+#include "base/pages.hpp"
 
 namespace trib {
-
-inline constexpr std::size_t kPage = 4096;
 
 /// Bytes of shared memory that a rank may allocate over all its segments.
 inline constexpr std::size_t kSegmentBudget = 64u << 20;

@@ -20,11 +20,11 @@
 #include "backend/segment.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "base/pages.hpp"
 
 namespace trib {
 namespace {
 
-constexpr std::size_t kHugePage = 2 << 20;
 /// At most: 128 ranks that map each other's need 32 of the 128 TiB that a process can address.
 constexpr std::size_t kMostBytes = std::size_t{256} << 30;
 /// Freed memory that is kept for the next block, as malloc keeps some: to give pages back and fetch
@@ -34,10 +34,6 @@ constexpr std::size_t kLeastKept = std::size_t{64} << 20, kMostKept = std::size_
 /// What a child of a fork copies at most. More would hold up its parent for seconds, and might not
 /// find the memory: all ranks of a machine may fork at once.
 constexpr std::size_t kMostCopied = std::size_t{4} << 30;
-
-constexpr std::size_t round_up(std::size_t value, std::size_t to) {
-  return (value + to - 1) / to * to;
-}
 
 std::string describe(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
@@ -489,9 +485,8 @@ std::unique_ptr<PeerHeaps> PeerHeaps::open(Bootstrap& bootstrap, std::string& wh
       mapping->is_own = true;
       mapping->base = own.base();
     } else {
-      const std::string path =
-          "/proc/" + std::to_string(offer.pid) + "/fd/" + std::to_string(offer.fd);
-      const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+      const File file = open_again(offer.pid, offer.fd);
+      const int fd = file.get();
       std::array<std::uint64_t, 2> nonce{};
       if (fd < 0)
         trouble = describe("cannot open another rank's heap");
@@ -501,7 +496,6 @@ std::unique_ptr<PeerHeaps> PeerHeaps::open(Bootstrap& bootstrap, std::string& wh
         trouble = describe("cannot map another rank's heap");
       else
         ::madvise(mapping->base, offer.bytes, MADV_DONTDUMP);
-      if (fd >= 0) ::close(fd);
       if (!trouble.empty()) break;
     }
     known = mapping;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdio>
 #include <utility>
 
 namespace trib {
@@ -29,6 +31,13 @@ class File {
  private:
   int fd_;
 };
+
+/// What another process has open as `fd`, for reading and writing. None: errno says why.
+inline File open_again(pid_t process, int fd) {
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%ld/fd/%d", static_cast<long>(process), fd);
+  return File(::open(path, O_RDWR | O_CLOEXEC));
+}
 
 /// ftruncate(), but with an error beyond the limit on the sizes of files, where it would end the
 /// program by SIGXFSZ.

@@ -18,13 +18,10 @@
 
 #include "backend/host/attach.hpp"
 #include "backend/host/program.hpp"
+#include "base/pages.hpp"
 
 namespace trib::host {
 namespace {
-
-constexpr std::size_t round_up(std::size_t value, std::size_t to) {
-  return (value + to - 1) / to * to;
-}
 
 constexpr std::size_t kFetchedAhead = 1024;
 /// Windows of pages begin this much further on in a page than the one before, the first one than

@@ -9,6 +9,7 @@
 
 #include "backend/host/attach.hpp"
 #include "base/locks.hpp"
+#include "base/pages.hpp"
 
 namespace trib::host {
 namespace {
@@ -35,10 +36,6 @@ inline std::uint64_t ticks() {
 inline void shake() {
   if (disturb != nullptr) [[unlikely]]
     disturb();
-}
-
-constexpr std::size_t round_up(std::size_t value, std::size_t to) {
-  return (value + to - 1) / to * to;
 }
 
 }  // namespace
