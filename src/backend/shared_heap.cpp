@@ -35,6 +35,14 @@ constexpr std::size_t kLeastKept = std::size_t{64} << 20, kMostKept = std::size_
 /// find the memory: all ranks of a machine may fork at once.
 constexpr std::size_t kMostCopied = std::size_t{4} << 30;
 
+/// Of addresses, where the program has a limit on them: for the heap, and as many for those of its
+/// peers.
+std::size_t most_addresses() {
+  rlimit most{};
+  if (::getrlimit(RLIMIT_AS, &most) != 0 || most.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
+  return most.rlim_cur / 8 / kHugePage * kHugePage;
+}
+
 std::string describe(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
 /// Keeps errno as it is, and the thread alive: some of what is called here are cancellation points,
@@ -101,9 +109,18 @@ bool SharedHeap::open() noexcept {
   rlimit most{};
   if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY)
     bytes = std::min<std::size_t>(bytes, most.rlim_cur / kHugePage * kHugePage);
+  bytes = std::min(bytes, most_addresses());
   if (bytes < 2 * kHugePage || !watch_forks()) return false;
   fd_ = ::memfd_create("tributary-heap", MFD_CLOEXEC);
   if (fd_ < 0) return false;
+  // Where neither programs that close what they do not know of look first, nor select() last.
+  constexpr int kHigh = 512;
+  if (const int high = ::fcntl(fd_, F_DUPFD_CLOEXEC, kHigh); high >= 0) {
+    ::close(fd_);
+    fd_ = high;
+  }
+  struct stat status{};
+  if (::fstat(fd_, &status) == 0) file_ = {status.st_dev, status.st_ino};
   std::byte* base = nullptr;
   for (int attempt = 0; attempt < 4 && base == nullptr; ++attempt, bytes /= 4) {
     bytes = round_up(bytes, kHugePage);
@@ -118,7 +135,7 @@ bool SharedHeap::open() noexcept {
     fd_ = -1;
     return false;
   }
-  rooms_.emplace(kPage, Room{bytes_, 0});
+  insert(kPage, Room{bytes_, 0});
   settled_.resize(bytes_ / kHugePage + 1);
   is_refused_ = false;
   base_.store(base, std::memory_order_release);  // pairs with the acquire in has()
@@ -133,52 +150,87 @@ void* SharedHeap::allocate(std::size_t bytes, std::size_t alignment, bool* is_ze
   alignment = std::max(alignment, length >= kHugePage ? kHugePage : kPage);
   try {
     const std::lock_guard lock(mutex_);
-    if (!open()) return nullptr;
-    for (const auto& [begin, room] : rooms_) {
-      const std::size_t at = round_up(begin, alignment);
-      if (at + length > room.end) continue;
-      if (!lengthen(at + length)) return nullptr;
-      if (is_zero != nullptr) *is_zero = room.written == 0;
-      blocks_.emplace(at, at + length);
-      take(at, at + length);
-      in_use_ += length;
-      return base() + at;
-    }
+    if (is_forking_ || !open() || is_child()) return nullptr;
+    const std::size_t at = place_for(length, alignment);
+    if (at == kNowhere || !lengthen(at + length)) return nullptr;
+    const bool is_written = std::prev(rooms_.upper_bound(at))->second.written > 0;
+    blocks_.emplace(at, at + length);
+    in_use_ += length;
+    take(at, at + length);
+    if (is_zero != nullptr) *is_zero = !is_written;
+    return base() + at;
   } catch (const std::bad_alloc&) {
   }
   return nullptr;
+}
+
+/// In the smallest room that is large enough: of what was freed, the like of what is wanted. Best
+/// of all where pages are.
+std::size_t SharedHeap::place_for(std::size_t bytes, std::size_t alignment) const noexcept {
+  constexpr int kMostTries = 16;
+  for (const auto* const rooms : {&written_by_size_, &empty_by_size_}) {
+    auto room = rooms->lower_bound({bytes, 0});
+    for (int tries = 0; room != rooms->end(); ++tries) {
+      const auto [room_bytes, begin] = *room;
+      const std::size_t at = round_up(begin, alignment);
+      if (at + bytes <= begin + room_bytes) return at;
+      // What is larger by the alignment will do for certain.
+      room = tries < kMostTries ? std::next(room) : rooms->lower_bound({bytes + alignment, 0});
+    }
+  }
+  return kNowhere;
+}
+
+/// Whether `fd_` still is the heap's file. A program may have closed it, and opened another one.
+bool SharedHeap::has_file() const noexcept {
+  struct stat status{};
+  return fd_ >= 0 && ::fstat(fd_, &status) == 0 && status.st_dev == file_.device &&
+         status.st_ino == file_.number;
 }
 
 /// The file is as long as blocks need it: mlockall() and core dumps fill what they find of it.
 bool SharedHeap::lengthen(std::size_t end) noexcept {
   if (end <= length_) return true;
   const std::size_t length = round_up(end, kHugePage);
-  if (set_bytes(fd_, length) != 0) return false;
+  if (!has_file() || set_bytes(fd_, length) != 0) return false;
   length_ = length;
   return true;
 }
 
-/// From the room that holds it.
+void SharedHeap::insert(std::size_t begin, const Room& room) {
+  const std::size_t bytes = room.end - begin;
+  rooms_.emplace(begin, room);
+  (room.written > 0 ? written_by_size_ : empty_by_size_).emplace(bytes, begin);
+  if (room.written == 0) return;
+  by_age_.emplace(room.written, begin);
+  kept_ += bytes;
+}
+
+void SharedHeap::erase(Rooms::iterator room) noexcept {
+  const auto [begin, its] = *room;
+  const std::size_t bytes = its.end - begin;
+  rooms_.erase(room);
+  (its.written > 0 ? written_by_size_ : empty_by_size_).erase({bytes, begin});
+  if (by_age_.erase({its.written, begin}) > 0) kept_ -= bytes;
+}
+
+/// From the room that holds it. What is left of that is lost if there is no memory to say so.
 void SharedHeap::take(std::size_t begin, std::size_t end) noexcept {
-  auto found = std::prev(rooms_.upper_bound(begin));
-  const std::size_t room_begin = found->first;
-  const Room room = found->second;
-  if (room.written > 0) kept_ -= end - begin;
-  if (room_begin < begin) {
-    found->second.end = begin;
-    if (end < room.end) rooms_.emplace(end, Room{room.end, room.written});
-    return;
+  const auto found = std::prev(rooms_.upper_bound(begin));
+  const auto [room_begin, room] = *found;
+  erase(found);
+  try {
+    if (room_begin < begin) insert(room_begin, Room{begin, room.written});
+    if (end < room.end) insert(end, Room{room.end, room.written});
+  } catch (const std::bad_alloc&) {
   }
-  auto node = rooms_.extract(found);
-  if (end == room.end) return;
-  node.key() = end;
-  rooms_.insert(std::move(node));
 }
 
 bool SharedHeap::grow(void* block, std::size_t bytes) noexcept {
   const KeepThread keep;
   if (bytes > kMostBytes || is_child()) return false;
   const std::lock_guard lock(mutex_);
+  if (is_forking_) return false;
   const auto begin = static_cast<std::size_t>(static_cast<std::byte*>(block) - base());
   const auto found = blocks_.find(begin);
   if (found == blocks_.end()) return false;
@@ -208,6 +260,15 @@ void SharedHeap::free(void* block) noexcept {
   const KeepThread keep;
   if (is_child()) return;  // its copy of the heap goes with it
   const std::lock_guard lock(mutex_);
+  if (!is_forking_) return release(block);
+  try {
+    freed_.push_back(block);
+  } catch (const std::bad_alloc&) {  // the block is lost
+  }
+}
+
+/// With the lock held.
+void SharedHeap::release(void* block) noexcept {
   const auto begin = static_cast<std::size_t>(static_cast<std::byte*>(block) - base());
   const auto found = blocks_.find(begin);
   if (found == blocks_.end()) return;
@@ -224,13 +285,8 @@ void SharedHeap::make_room(std::size_t begin, std::size_t end) noexcept {
   const std::size_t most = std::clamp(in_use_, kLeastKept, kMostKept);
   while (kept_ > most) {
     // What nobody has taken for longest.
-    auto oldest = rooms_.end();
-    for (auto room = rooms_.begin(); room != rooms_.end(); ++room)
-      if (room->second.written > 0 &&
-          (oldest == rooms_.end() || room->second.written < oldest->second.written))
-        oldest = room;
-    if (oldest == rooms_.end() || !give_back(oldest->first, oldest->second.end, kept_ - most))
-      return;
+    const auto oldest = rooms_.find(by_age_.begin()->second);
+    if (!give_back(oldest->first, oldest->second.end, kept_ - most)) return;
   }
 }
 
@@ -239,34 +295,34 @@ bool SharedHeap::give_back(std::size_t begin, std::size_t end, std::size_t least
   // Not a part of a huge page.
   if (least < end - begin) begin = std::max(begin, (end - least) / kHugePage * kHugePage);
   // Like a hole that fallocate() makes in the file, but seen by those who keep memory registered
-  // with a network, as unmapping it would be: the next block there has other pages.
-  if (::madvise(base() + begin, end - begin, MADV_REMOVE) != 0) return false;
-  try {
-    take(begin, end);
-    add_room(begin, end, 0);
-  } catch (const std::bad_alloc&) {  // the pages are zero, which may be forgotten
+  // with a network, as unmapping it would be: the next block there has other pages. Not of locked
+  // memory.
+  if (::madvise(base() + begin, end - begin, MADV_REMOVE) != 0 &&
+      (!has_file() || ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                  static_cast<off_t>(begin), static_cast<off_t>(end - begin)) != 0))
     return false;
-  }
+  take(begin, end);
+  add_room(begin, end, 0);
   return true;
 }
 
 /// Neighbours become one, if they are alike.
 void SharedHeap::add_room(std::size_t begin, std::size_t end, std::uint64_t written) noexcept {
   const auto is_alike = [&](const Room& other) { return (other.written > 0) == (written > 0); };
-  try {
-    auto at = rooms_.emplace(begin, Room{end, written}).first;
-    if (written > 0) kept_ += end - begin;
-    const auto next = std::next(at);
-    if (next != rooms_.end() && next->first == end && is_alike(next->second)) {
-      at->second.end = next->second.end;
-      rooms_.erase(next);
-    }
-    if (at == rooms_.begin()) return;
-    const auto before = std::prev(at);
+  const auto next = rooms_.lower_bound(begin);
+  if (next != rooms_.begin()) {
+    const auto before = std::prev(next);
     if (before->second.end == begin && is_alike(before->second)) {
-      before->second = at->second;
-      rooms_.erase(at);
+      begin = before->first;
+      erase(before);
     }
+  }
+  if (next != rooms_.end() && next->first == end && is_alike(next->second)) {
+    end = next->second.end;
+    erase(next);
+  }
+  try {
+    insert(begin, Room{end, written});
   } catch (const std::bad_alloc&) {  // the room is lost
   }
 }
@@ -312,7 +368,7 @@ std::uint64_t SharedHeap::offset_of(const void* pointer, std::size_t bytes) noex
 SharedHeap::Offer SharedHeap::offer() noexcept {
   const KeepThread keep;
   const std::lock_guard lock(mutex_);
-  if (!open() || is_child()) return {};
+  if (!open() || !has_file()) return {};
   return {::getpid(), fd_, bytes_, nonce_};
 }
 
@@ -337,20 +393,29 @@ void SharedHeap::Pages::do_deallocate(void* pages, std::size_t bytes, std::size_
 // nine forks: 0.05 ms with no blocks, 0.2 ms with 1 MiB written in them, 10 ms with 64 MiB, 112 ms
 // with 1 GiB (800 ms where the machine itself has to find the memory first).
 
+//
+// No lock of the heap is held while the C library forks: it takes locks of its own then, of open
+// files for one, whose holders may be waiting for memory. Blocks and rooms stay as they are
+// meanwhile: the next allocator serves who asks, and what is freed waits.
+
 bool SharedHeap::is_child() const noexcept { return fd_ < 0; }
 
 void SharedHeap::before_fork() noexcept {
   const KeepThread keep;
   SharedHeap& heap = get();
-  heap.mutex_.lock();
+  heap.fork_mutex_.lock();
+  {
+    const std::lock_guard lock(heap.mutex_);
+    heap.is_forking_ = true;
+  }
   if (heap.is_child() || heap.blocks_.empty()) return;
   struct stat file{};
   constexpr std::size_t kUnit = 512;  // whatever the file system's
   // The heap's first bytes are there. A system that cannot tell will not tell holes, either.
-  if (::fstat(heap.fd_, &file) != 0 || ::lseek(heap.fd_, 0, SEEK_DATA) != 0 ||
-      static_cast<std::size_t>(file.st_blocks) > kMostCopied / kUnit ||
-      ::pipe2(heap.pipe_.data(), O_CLOEXEC) != 0)
-    heap.pipe_ = {-1, -1};
+  const bool can_copy =
+      !heap.has_file() || (::fstat(heap.fd_, &file) == 0 && ::lseek(heap.fd_, 0, SEEK_DATA) == 0 &&
+                           static_cast<std::size_t>(file.st_blocks) <= kMostCopied / kUnit);
+  if (!can_copy || ::pipe2(heap.pipe_.data(), O_CLOEXEC) != 0) heap.pipe_ = {-1, -1};
 }
 
 void SharedHeap::after_fork_in_parent() noexcept {
@@ -368,7 +433,13 @@ void SharedHeap::after_fork_in_parent() noexcept {
   } else if (!heap.is_child() && !heap.blocks_.empty()) {
     is_warned = std::exchange(heap.is_warned_, true);
   }
-  heap.mutex_.unlock();
+  {
+    const std::lock_guard lock(heap.mutex_);
+    heap.is_forking_ = false;
+    for (void* const block : heap.freed_) heap.release(block);
+    heap.freed_.clear();
+  }
+  heap.fork_mutex_.unlock();
   // Not by log(), which allocates: handlers that unlock other allocators are still to come.
   constexpr std::string_view kWarning =
       "tributary: warning: a child of fork() may see what its parent writes later to memory from "
@@ -383,15 +454,21 @@ void SharedHeap::after_fork_in_parent() noexcept {
 void SharedHeap::after_fork_in_child() noexcept {
   const KeepThread keep;
   SharedHeap& heap = get();
+  // Threads that are not here may have held the lock, but have changed nothing.
+  new (&heap.mutex_) std::mutex;
+  new (&heap.fork_mutex_) std::mutex;
+  heap.is_forking_ = false;
   if (!heap.is_child()) heap.make_own();  // otherwise a child's child: all is its own already
-  heap.mutex_.unlock();
 }
 
 /// In the child, where only what signal handlers may call is safe.
 void SharedHeap::make_own() noexcept {
+  const bool is_there = has_file();
   const int file = std::exchange(fd_, -1);
   const auto [from_child, to_parent] = std::exchange(pipe_, {-1, -1});
-  const bool is_copy = to_parent >= 0;
+  const bool is_copy = to_parent >= 0 || !is_there;
+  // What the program has closed is still mapped.
+  std::byte* const shared = is_there ? nullptr : move_away();
   const int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE | (is_copy ? MAP_ANONYMOUS : 0);
   const int content = is_copy ? -1 : file;
   if (::mmap(base(), bytes_, PROT_READ | PROT_WRITE, flags, content, 0) == MAP_FAILED) {
@@ -404,7 +481,14 @@ void SharedHeap::make_own() noexcept {
   }
   if (is_copy) {
     ::madvise(base(), bytes_, MADV_HUGEPAGE);  // 1 GiB takes a fourth of the time
-    copy_blocks(file);
+    if (is_there)
+      copy_blocks(file);
+    else if (shared != nullptr)
+      for (const auto& [begin, end] : blocks_)
+        std::memcpy(base() + begin, shared + begin, end - begin);
+    if (shared != nullptr) ::munmap(shared, bytes_);
+  }
+  if (to_parent >= 0) {
     // A word besides the end of the file, which others may put off: another thread's child that has
     // not called exec yet has this end, too. No signal: from_child is still open.
     while (::write(to_parent, "", 1) < 0 && errno == EINTR) {
@@ -412,8 +496,16 @@ void SharedHeap::make_own() noexcept {
     ::close(to_parent);
     ::close(from_child);
   }
-  ::close(file);
-  rooms_.clear();
+  if (is_there) ::close(file);
+}
+
+/// The shared pages, to elsewhere. Null: no such room.
+std::byte* SharedHeap::move_away() noexcept {
+  void* const to =
+      ::mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (to == MAP_FAILED) return nullptr;
+  void* const moved = ::mremap(base(), bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+  return moved == MAP_FAILED ? nullptr : static_cast<std::byte*>(moved);
 }
 
 /// Where nothing was written the file has holes, and the new memory is zero as well.
@@ -445,8 +537,11 @@ struct PeerHeaps::Mapping {
   std::size_t bytes = 0;
   bool is_own = false;
   ~Mapping() {
-    if (base != nullptr && !is_own) ::munmap(base, bytes);
+    if (base == nullptr || is_own) return;
+    ::munmap(base, bytes);
+    all_bytes -= bytes;
   }
+  static inline std::atomic<std::size_t> all_bytes = 0;
 };
 
 namespace {
@@ -492,10 +587,13 @@ std::unique_ptr<PeerHeaps> PeerHeaps::open(Bootstrap& bootstrap, std::string& wh
         trouble = describe("cannot open another rank's heap");
       else if (::pread(fd, nonce.data(), sizeof nonce, 0) != sizeof nonce || nonce != offer.nonce)
         trouble = "cannot see another rank's heap: another process has its number here";
+      else if (Mapping::all_bytes + offer.bytes > most_addresses())
+        trouble = "cannot map another rank's heap: the program has a limit on its addresses";
       else if ((mapping->base = map(fd, offer.bytes)) == nullptr)
         trouble = describe("cannot map another rank's heap");
       else
         ::madvise(mapping->base, offer.bytes, MADV_DONTDUMP);
+      if (mapping->base != nullptr) Mapping::all_bytes += offer.bytes;
       if (!trouble.empty()) break;
     }
     known = mapping;

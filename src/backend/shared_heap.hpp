@@ -12,7 +12,9 @@
 #include <memory>
 #include <memory_resource>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/bootstrap.hpp"
@@ -62,13 +64,17 @@ class SharedHeap {
  private:
   SharedHeap() = default;
   bool open() noexcept;
+  bool has_file() const noexcept;
   bool lengthen(std::size_t end) noexcept;
   bool is_child() const noexcept;
+  std::size_t place_for(std::size_t bytes, std::size_t alignment) const noexcept;
+  void take(std::size_t begin, std::size_t end) noexcept;
+  void release(void* block) noexcept;
   void make_room(std::size_t begin, std::size_t end) noexcept;
   bool give_back(std::size_t begin, std::size_t end, std::size_t least) noexcept;
   void add_room(std::size_t begin, std::size_t end, std::uint64_t written) noexcept;
-  void take(std::size_t begin, std::size_t end) noexcept;
   void make_own() noexcept;
+  std::byte* move_away() noexcept;
   void copy_blocks(int file) noexcept;
   static void before_fork() noexcept;
   static void after_fork_in_parent() noexcept;
@@ -88,14 +94,22 @@ class SharedHeap {
     std::size_t end;
     std::uint64_t written;  // may hold what was there before: since the how manieth free(); or 0
   };
+  using Rooms = std::pmr::map<std::size_t, Room>;
+  void insert(std::size_t begin, const Room& room);
+  void erase(Rooms::iterator room) noexcept;
 
   std::mutex mutex_;
   std::atomic<std::byte*> base_{nullptr};
   std::size_t bytes_ = 0;   // that are mapped, ...
   std::size_t length_ = 0;  // ... and that the file has
   int fd_ = -1;
+  struct {
+    std::uint64_t device, number;
+  } file_{};                 // that fd_ was, and is, unless the program has closed it
   bool is_refused_ = false;  // there is no heap and will be none
   std::array<std::uint64_t, 2> nonce_{};
+  std::mutex fork_mutex_;            // held during a fork
+  bool is_forking_ = false;          // blocks and rooms are as the child will have them
   std::array<int, 2> pipe_{-1, -1};  // during a fork whose child copies the blocks: its word for it
   bool is_warned_ = false;           // that a child did not
   std::size_t in_use_ = 0;           // bytes in `blocks_`
@@ -105,7 +119,11 @@ class SharedHeap {
   std::pmr::unsynchronized_pool_resource pool_{&pages_};
   // By their first byte, counted from the heap's start.
   std::pmr::map<std::size_t, std::size_t> blocks_{&pool_};  // to their ends
-  std::pmr::map<std::size_t, Room> rooms_{&pool_};
+  Rooms rooms_{&pool_};
+  // Where the rooms begin, by their sizes, and those that are written by how long they have been.
+  using Index = std::pmr::set<std::pair<std::uint64_t, std::size_t>>;
+  Index written_by_size_{&pool_}, empty_by_size_{&pool_}, by_age_{&pool_};
+  std::pmr::vector<void*> freed_{&pool_};  // during a fork
   // Stretches of a huge page's size that have been offered to be one.
   std::pmr::vector<bool> settled_ = std::pmr::vector<bool>(&pool_);
 };

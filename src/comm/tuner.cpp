@@ -2,6 +2,7 @@
 #include "comm/tuner.hpp"
 
 #include <algorithm>
+#include <cfenv>
 #include <chrono>
 #include <cstddef>
 #include <map>
@@ -33,15 +34,18 @@ constexpr std::size_t kMostRows = 4096;
 /// Memory of the kind that the request's buffers are of. Throws std::bad_alloc or Error.
 class PrivateBuffer {
  public:
-  PrivateBuffer(DeviceChannel* device, std::size_t bytes) : device_(device) {
+  PrivateBuffer(DeviceChannel* device, std::size_t bytes, Dtype dtype) : device_(device) {
     if (device_ != nullptr) {
       memory_ = device_->allocate(bytes);
       return;
     }
     memory_ = ::operator new(bytes, std::align_val_t{4096});
     // Pages that nobody has written to are all the same one. These bytes are harmless numbers in
-    // every type.
-    std::fill_n(static_cast<unsigned char*>(memory_), bytes, static_cast<unsigned char>(0x3c));
+    // all types but long double and what is made of it, where they are none.
+    if (dtype == Dtype::f80 || dtype == Dtype::cf80 || dtype == Dtype::f80_i32)
+      std::fill_n(static_cast<long double*>(memory_), bytes / sizeof(long double), 1.0L);
+    else
+      std::fill_n(static_cast<unsigned char*>(memory_), bytes, static_cast<unsigned char>(0x3c));
   }
   ~PrivateBuffer() {
     if (device_ != nullptr)
@@ -136,8 +140,8 @@ class Tuner {
     if (is_large && !channel_->reserve_data()) return false;
     char has_memory = 1;
     try {
-      in_ = std::make_unique<PrivateBuffer>(parts_.device, plan.bytes);
-      out_ = std::make_unique<PrivateBuffer>(parts_.device, plan.bytes);
+      in_ = std::make_unique<PrivateBuffer>(parts_.device, plan.bytes, request_.dtype);
+      out_ = std::make_unique<PrivateBuffer>(parts_.device, plan.bytes, request_.dtype);
       plans_ = std::make_unique<Plans>(parts_.group, *channel_, 1, /*has_no_data=*/!is_large);
       gates_ = std::make_unique<Plans>(parts_.group, *channel_, 1, /*has_no_data=*/true);
       paths_.resize(choices_.size());
@@ -234,9 +238,23 @@ class Tuner {
   unsigned char gate_in_ = 1, gate_out_ = 0;
 };
 
+/// Products and powers of whatever numbers may overflow, or vanish. Programs that have such things
+/// trapped, or look for them later, mean their own.
+class NoFloatingPointTraps {
+ public:
+  NoFloatingPointTraps() { std::feholdexcept(&before_); }
+  ~NoFloatingPointTraps() { std::fesetenv(&before_); }
+  NoFloatingPointTraps(const NoFloatingPointTraps&) = delete;
+  NoFloatingPointTraps& operator=(const NoFloatingPointTraps&) = delete;
+
+ private:
+  std::fenv_t before_;
+};
+
 }  // namespace
 
 std::optional<Record> tune(const TunerParts& parts, const Request& request, double budget) {
+  const NoFloatingPointTraps no_traps;
   Tuner tuner(parts, request);
   try {
     return tuner.result(budget);

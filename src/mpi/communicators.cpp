@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -185,20 +187,55 @@ const Config& settings_of_process() {
 }
 
 namespace {
-thread_local Freeing* innermost = nullptr;
-}  // namespace
 
-Freeing::Freeing(MPI_Comm comm) : comm_(comm), outer_(innermost) {
-  member_.declined = Decline::being_freed;
-  innermost = this;
+/// A Freeing of this thread. Error handlers that jump out of the MPI leave dead ones behind: their
+/// frames have gone, or hold other things by now.
+struct Begun {
+  MPI_Comm comm;
+  const Freeing* freeing;
+  std::uint64_t serial;
+
+  bool is_alive(const void* frame) const {
+    return std::less<const void*>()(frame, freeing) && freeing->serial() == serial;
+  }
+};
+
+std::vector<Begun>& begun() {
+  // Never destroyed: communicators may be freed after what belongs to a thread is.
+  thread_local auto* const list = new std::vector<Begun>;
+  return *list;
 }
 
-Freeing::~Freeing() { innermost = outer_; }
+void forget_dead(const void* frame) {
+  std::erase_if(begun(), [=](const Begun& one) { return !one.is_alive(frame); });
+}
+
+}  // namespace
+
+Freeing::Freeing(MPI_Comm comm) {
+  static std::atomic<std::uint64_t> last = 0x6672656564ull << 20;
+  serial_ = ++last;
+  try {
+    forget_dead(this);  // callbacks may free other communicators: those are further up
+    begun().push_back({comm, this, serial_});
+  } catch (const std::bad_alloc&) {  // it is not known, then
+  }
+}
+
+Freeing::~Freeing() {
+  std::erase_if(begun(), [this](const Begun& one) { return one.serial == serial_; });
+  serial_ = 0;
+}
 
 Member* Freeing::find(MPI_Comm comm) {
-  for (Freeing* one = innermost; one != nullptr; one = one->outer_)
-    if (one->comm_ == comm) return &one->member_;
-  return nullptr;
+  if (begun().empty()) return nullptr;
+  forget_dead(__builtin_frame_address(0));
+  const bool is_begun = std::any_of(begun().begin(), begun().end(),
+                                    [=](const Begun& one) { return one.comm == comm; });
+  if (!is_begun) return nullptr;
+  thread_local auto* const member = new Member;
+  member->declined = Decline::being_freed;
+  return member;
 }
 
 Member* look_up_member(MPI_Comm comm) {

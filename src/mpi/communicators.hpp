@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -90,11 +91,11 @@ class Freeing {
 
   /// Stands for `comm`, which this thread is freeing, and declines. Null: it is not.
   static Member* find(MPI_Comm comm);
+  /// Every one has its own.
+  std::uint64_t serial() const { return serial_; }
 
  private:
-  const MPI_Comm comm_;
-  Member member_;
-  Freeing* const outer_;  // callbacks may free other communicators
+  std::uint64_t serial_;
 };
 
 /// What is known of a communicator without its other ranks: a nonblocking call must not wait for

@@ -28,9 +28,18 @@ bool keep_mpi_alive() noexcept {
   if (!is_there && !is_over && is_world_running())
     is_there = mpi.Grequest_start(trib_mpi_query, trib_mpi_free, trib_mpi_cancel, nullptr,
                                   &endless) == MPI_SUCCESS;
-  const bool result = is_there;
+  bool result = is_there;
   int flag = 0;
-  if (is_there) mpi.Test(&endless, &flag, MPI_STATUS_IGNORE);
+  if (is_there) {
+    mpi.Test(&endless, &flag, MPI_STATUS_IGNORE);
+  } else if (is_over && is_world_running()) {
+    // In a callback of the program's that MPI_Finalize calls: nobody can free the world.
+    int rank = 0, size = 1;
+    mpi.Comm_rank(MPI_COMM_WORLD, &rank);
+    mpi.Comm_size(MPI_COMM_WORLD, &size);
+    look_into(MPI_COMM_WORLD, rank, size);
+    result = true;
+  }
   is_busy.clear(std::memory_order_release);
   return result;
 }

@@ -9,8 +9,8 @@ namespace trib::mpi {
 
 /// Lets the MPI go on with whatever it has under way, on any communicator. It tests a generalised
 /// request that never ends: a probe would find the same message again and again where one has come
-/// that nobody has asked for yet, and go no further. From any thread that may call the MPI. False:
-/// there is no such request, since MPI_COMM_WORLD is not there or the MPI is about to end.
+/// that nobody has asked for yet, and go no further. (While MPI_Finalize runs it has to do.) From
+/// any thread that may call the MPI. False: MPI_COMM_WORLD is not there.
 bool keep_mpi_alive() noexcept;
 /// The same without that request, by a look for a message on `comm` that is unlikely to be there.
 void look_into(MPI_Comm comm, int rank, int size) noexcept;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Every kind of communicator, many at once, freed in any order, and handles that are used again.
 #include <algorithm>
+#include <csetjmp>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,45 @@ int reduce_at_end(MPI_Comm comm, int, void*, void*) {
   MPI_Comm_free(&dup);
   reduce_on(comm, /*is_being_freed=*/true);
   return MPI_SUCCESS;
+}
+
+std::jmp_buf behind_free;
+bool may_be_deleted;
+int refuse(MPI_Comm, int, void*, void*) { return may_be_deleted ? MPI_SUCCESS : MPI_ERR_OTHER; }
+void jump(MPI_Comm*, int*, ...) { std::longjmp(behind_free, 1); }
+
+[[gnu::noinline]] void use_stack() {
+  volatile char bytes[20000];
+  for (volatile char& byte : bytes) byte = 0x5a;
+}
+
+/// An error handler may leave MPI_Comm_free by a jump, with the communicator as it was. (Its
+/// attributes are gone or not.)
+void jump_out_of_free() {
+  may_be_deleted = false;
+  MPI_Errhandler jumps, before;
+  MPI_Comm_create_errhandler(jump, &jumps);
+  MPI_Comm_get_errhandler(MPI_COMM_WORLD, &before);
+  int keyval;
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, refuse, &keyval, nullptr);
+  MPI_Comm comm;
+  MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  MPI_Comm_set_attr(comm, keyval, nullptr);
+  // Which one is called is the MPI's choice.
+  for (MPI_Comm its : {comm, MPI_COMM_WORLD, MPI_COMM_SELF}) MPI_Comm_set_errhandler(its, jumps);
+  if (setjmp(behind_free) == 0) MPI_Comm_free(&comm);
+  for (MPI_Comm its : {MPI_COMM_WORLD, MPI_COMM_SELF}) MPI_Comm_set_errhandler(its, before);
+  may_be_deleted = true;
+  for (int i = 0; i < 6; ++i) {
+    use_stack();
+    MPI_Comm other;
+    MPI_Comm_split(MPI_COMM_WORLD, 0, i, &other);
+    reduce_on(other);
+    MPI_Comm_free(&other);
+  }
+  MPI_Comm_free_keyval(&keyval);
+  MPI_Errhandler_free(&jumps);
+  MPI_Errhandler_free(&before);
 }
 
 /// Reductions in callbacks of MPI_Comm_free, on the communicator itself: before Tributary has heard
@@ -198,5 +238,6 @@ int main(int argc, char** argv) {
   MPI_Group_free(&some);
   MPI_Group_free(&all);
   reduce_on(MPI_COMM_WORLD);
+  jump_out_of_free();
   MPI_Finalize();
 }
