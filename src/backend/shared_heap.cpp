@@ -153,11 +153,10 @@ void* SharedHeap::allocate(std::size_t bytes, std::size_t alignment, bool* is_ze
     if (is_forking_ || !open() || is_child()) return nullptr;
     const std::size_t at = place_for(length, alignment);
     if (at == kNowhere || !lengthen(at + length)) return nullptr;
-    const bool is_written = std::prev(rooms_.upper_bound(at))->second.written > 0;
     blocks_.emplace(at, at + length);
     in_use_ += length;
-    take(at, at + length);
-    if (is_zero != nullptr) *is_zero = !is_written;
+    const bool was_written = take(at, at + length);
+    if (is_zero != nullptr) *is_zero = !was_written;
     return base() + at;
   } catch (const std::bad_alloc&) {
   }
@@ -165,20 +164,39 @@ void* SharedHeap::allocate(std::size_t bytes, std::size_t alignment, bool* is_ze
 }
 
 /// In the smallest room that is large enough: of what was freed, the like of what is wanted. Best
-/// of all where pages are.
+/// of all where pages are, or at least begin.
 std::size_t SharedHeap::place_for(std::size_t bytes, std::size_t alignment) const noexcept {
   constexpr int kMostTries = 16;
-  for (const auto* const rooms : {&written_by_size_, &empty_by_size_}) {
-    auto room = rooms->lower_bound({bytes, 0});
-    for (int tries = 0; room != rooms->end(); ++tries) {
+  const auto find_in = [&](const Index& rooms) {
+    auto room = rooms.lower_bound({bytes, 0});
+    for (int tries = 0; room != rooms.end(); ++tries) {
       const auto [room_bytes, begin] = *room;
       const std::size_t at = round_up(begin, alignment);
       if (at + bytes <= begin + room_bytes) return at;
       // What is larger by the alignment will do for certain.
-      room = tries < kMostTries ? std::next(room) : rooms->lower_bound({bytes + alignment, 0});
+      room = tries < kMostTries ? std::next(room) : rooms.lower_bound({bytes + alignment, 0});
     }
+    return std::size_t{kNowhere};
+  };
+  if (const std::size_t at = find_in(written_by_size_); at != kNowhere) return at;
+  auto room = written_by_size_.rbegin();
+  for (int tries = 0; room != written_by_size_.rend() && tries < kMostTries; ++room, ++tries) {
+    const auto [room_bytes, begin] = *room;
+    const std::size_t at = round_up(begin, alignment);
+    if (at < begin + room_bytes && is_free(at, at + bytes)) return at;
   }
-  return kNowhere;
+  return find_in(empty_by_size_);
+}
+
+/// From within a room on, over those that follow without a gap.
+bool SharedHeap::is_free(std::size_t begin, std::size_t end) const noexcept {
+  auto room = rooms_.upper_bound(begin);
+  if (room == rooms_.begin()) return false;
+  for (--room; room != rooms_.end() && room->first <= begin && begin < room->second.end; ++room) {
+    begin = room->second.end;
+    if (begin >= end) return true;
+  }
+  return false;
 }
 
 /// Whether `fd_` still is the heap's file. A program may have closed it, and opened another one.
@@ -214,16 +232,23 @@ void SharedHeap::erase(Rooms::iterator room) noexcept {
   if (by_age_.erase({its.written, begin}) > 0) kept_ -= bytes;
 }
 
-/// From the room that holds it. What is left of that is lost if there is no memory to say so.
-void SharedHeap::take(std::size_t begin, std::size_t end) noexcept {
-  const auto found = std::prev(rooms_.upper_bound(begin));
-  const auto [room_begin, room] = *found;
-  erase(found);
-  try {
-    if (room_begin < begin) insert(room_begin, Room{begin, room.written});
-    if (end < room.end) insert(end, Room{room.end, room.written});
-  } catch (const std::bad_alloc&) {
+/// From the rooms that hold it. Whether any of it is written. What is left of a room is lost if
+/// there is no memory to say so.
+bool SharedHeap::take(std::size_t begin, std::size_t end) noexcept {
+  bool is_written = false;
+  while (begin < end) {
+    const auto found = std::prev(rooms_.upper_bound(begin));
+    const auto [room_begin, room] = *found;
+    is_written = is_written || room.written > 0;
+    erase(found);
+    try {
+      if (room_begin < begin) insert(room_begin, Room{begin, room.written});
+      if (end < room.end) insert(end, Room{room.end, room.written});
+    } catch (const std::bad_alloc&) {
+    }
+    begin = room.end;
   }
+  return is_written;
 }
 
 bool SharedHeap::grow(void* block, std::size_t bytes) noexcept {
@@ -240,19 +265,11 @@ bool SharedHeap::grow(void* block, std::size_t bytes) noexcept {
     make_room(end, old_end);
   }
   if (end == found->second) return true;
-  std::size_t free_to = found->second;
-  for (auto room = rooms_.find(free_to); free_to < end; ++room) {
-    if (room == rooms_.end() || room->first != free_to) return false;
-    free_to = room->second.end;
-  }
-  if (!lengthen(end)) return false;
-  while (found->second < end) {
-    const std::size_t at = found->second;
-    const std::size_t stop = std::min(end, rooms_.find(at)->second.end);
-    take(at, stop);
-    in_use_ += stop - at;
-    found->second = stop;
-  }
+  const std::size_t old_end = found->second;
+  if (!is_free(old_end, end) || !lengthen(end)) return false;
+  take(old_end, end);
+  in_use_ += end - old_end;
+  found->second = end;
   return true;
 }
 
@@ -274,6 +291,8 @@ void SharedHeap::release(void* block) noexcept {
   if (found == blocks_.end()) return;
   const std::size_t end = found->second;
   blocks_.erase(found);
+  // Guard pages, say: blocks of other allocators that are so large go back to the system with them.
+  ::mprotect(base() + begin, end - begin, PROT_READ | PROT_WRITE);
   make_room(begin, end);
 }
 

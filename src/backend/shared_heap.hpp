@@ -68,7 +68,8 @@ class SharedHeap {
   bool lengthen(std::size_t end) noexcept;
   bool is_child() const noexcept;
   std::size_t place_for(std::size_t bytes, std::size_t alignment) const noexcept;
-  void take(std::size_t begin, std::size_t end) noexcept;
+  bool is_free(std::size_t begin, std::size_t end) const noexcept;
+  bool take(std::size_t begin, std::size_t end) noexcept;
   void release(void* block) noexcept;
   void make_room(std::size_t begin, std::size_t end) noexcept;
   bool give_back(std::size_t begin, std::size_t end, std::size_t least) noexcept;

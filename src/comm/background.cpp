@@ -6,6 +6,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <condition_variable>
@@ -44,6 +45,8 @@ struct Lane {
   bool is_streamed = false;        // its results go past the caches
   static constexpr std::size_t kIdle = SIZE_MAX;
   std::size_t place = kIdle;  // in Background::busy_
+  std::uint64_t number = 0;   // persistent: of its channel, ...
+  Room room;                  // ... and what that has room for
 
   /// Changes whenever it got anywhere.
   auto where() const {
@@ -280,9 +283,28 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
   for (;; wanted = std::max(least, wanted / 8)) {
     // Hundreds of them do not take what later communicators need: they go in smaller pieces.
     const std::size_t spare = wanted > least ? kSegmentBudget / 2 : 0;
-    if (auto channels = main_.branch({flags, wanted, spare}, 1); !channels.empty()) {
-      if (turns) channels.front()->reserve_data();
-      auto lane = std::make_unique<Lane>(group_, std::move(channels.front()), 1);
+    const Room room{flags, wanted, spare};
+    std::uint64_t number = 0;
+    std::unique_ptr<HostChannel> channel = spare_of_all(room, turns, number);
+    if (!channel) {
+      auto channels = main_.branch(room, 1);
+      if (channels.empty()) {
+        {
+          const std::lock_guard lock(lock_);
+          spares_.clear();
+        }
+        channels = main_.branch(room, 1);
+      }
+      if (!channels.empty()) {
+        channel = std::move(channels.front());
+        if (turns) channel->reserve_data();
+        number = ++last_number_;
+      }
+    }
+    if (channel) {
+      auto lane = std::make_unique<Lane>(group_, std::move(channel), 1);
+      lane->number = number;
+      lane->room = room;
       Plan& own = lane->plans.find(request);
       lane->channel->announce(own.signature);
       lane->plan = &own;
@@ -325,8 +347,50 @@ void Background::dismiss(Task& task) {
   for (Served& row : rows) keep(row);
   std::erase(own_lanes_, task.lane_);
   turning_lanes_.fetch_sub(task.own_lane_->turns, std::memory_order_relaxed);
-  task.own_lane_.reset();
+  const std::unique_ptr<Lane> lane = std::move(task.own_lane_);
   task.lane_ = nullptr;
+  if (has_failed() || task.meets_) return;
+  if (spares_.size() == kMostSpares) {
+    if (are_offered_) return;
+    spares_.erase(spares_.begin());
+  }
+  spares_.push_back({lane->number, lane->room, std::move(lane->channel)});
+}
+
+/// Collective: a channel that all ranks have left over. Which of them a rank has depends on when
+/// its program freed the requests.
+std::unique_ptr<HostChannel> Background::spare_of_all(const Room& room, bool turns,
+                                                      std::uint64_t& number) {
+  const auto is_like = [&](const Spare& spare) {
+    return spare.room.flags == room.flags && spare.room.bytes == room.bytes &&
+           spare.channel->has_data() == turns;
+  };
+  using Numbers = std::array<std::uint64_t, kMostSpares>;
+  Numbers mine{};
+  {
+    const std::lock_guard lock(lock_);
+    are_offered_ = true;
+    std::size_t next = 0;
+    for (const Spare& spare : spares_)
+      if (is_like(spare)) mine[next++] = spare.number;
+  }
+  std::vector<Numbers> all(static_cast<std::size_t>(group_.size));
+  bootstrap_.exchange(mine.data(), all.data(), sizeof mine);
+  const auto is_everywhere = [&](std::uint64_t wanted) {
+    return wanted != 0 && std::all_of(all.begin(), all.end(), [=](const Numbers& its) {
+             return std::find(its.begin(), its.end(), wanted) != its.end();
+           });
+  };
+  const std::lock_guard lock(lock_);
+  are_offered_ = false;
+  const auto wanted = std::find_if(all[0].begin(), all[0].end(), is_everywhere);
+  if (wanted == all[0].end()) return nullptr;
+  number = *wanted;
+  const auto found = std::find_if(spares_.begin(), spares_.end(),
+                                  [=](const Spare& spare) { return spare.number == *wanted; });
+  std::unique_ptr<HostChannel> channel = std::move(found->channel);
+  spares_.erase(found);
+  return channel;
 }
 
 /// Of a lane that ends: a row for each way of serving, however many lanes come and go.

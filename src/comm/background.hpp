@@ -151,6 +151,14 @@ class Background {
   static bool is_any_under_way() noexcept;
 
  private:
+  /// The channel of a persistent task that is gone, for the next one that needs the like.
+  struct Spare {
+    std::uint64_t number;
+    Room room;
+    std::unique_ptr<HostChannel> channel;
+  };
+  static constexpr std::size_t kMostSpares = 4;
+
   static std::atomic<int> count;  // of objects
   static bool progress_all_slowly() noexcept;
   void progress() noexcept;
@@ -170,6 +178,7 @@ class Background {
   bool relaunch(Lane& lane, const Task& task);
   void finish(Task& task);
   void keep(Served& row);
+  std::unique_ptr<HostChannel> spare_of_all(const Room& room, bool turns, std::uint64_t& number);
   void fail_all(const Error& error) noexcept;
   void end_all(const Error& error) noexcept;
 
@@ -181,6 +190,9 @@ class Background {
   NamedBlocks named_;  // in nonblocking ones
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<Lane*> own_lanes_;   // of persistent tasks
+  std::vector<Spare> spares_;      // what such lanes leave behind
+  bool are_offered_ = false;       // to the other ranks, so that they have to stay
+  std::uint64_t last_number_ = 0;  // of their channels, the same on all ranks
   std::vector<Lane*> busy_;        // of both kinds
   std::atomic<int> under_way_{0};  // tasks; others look at it without the lock
   std::uint64_t posts_ = 0;

@@ -94,6 +94,9 @@ class Verifier {
       const int chunks = call.schedules.front().chunks;
       for (int rank = 0; rank < size_; ++rank) {
         const Schedule& schedule = call.schedules[rank];
+        if (schedule.parts < 1 || chunks % schedule.parts != 0 ||
+            schedule.parts != call.schedules.front().parts)
+          throw Fault{where(c, rank) + ": chunks / parts is no number, or unlike the others'"};
         if (schedule.chunks != chunks || schedule.is_lowered != call.schedules.front().is_lowered ||
             (has_chunk_per_rank(call.shape.collective) && chunks != size_)) {
           throw Fault{where(c, rank) + ": number of chunks or form unlike the others'"};

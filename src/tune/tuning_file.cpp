@@ -20,6 +20,7 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <tuple>
@@ -69,14 +70,15 @@ int index_in(const Names& names, const json& row, const char* key) {
       if (value.get_ref<const std::string&>() == name) return index;
       ++index;
     }
-  refuse(std::string("\"") + key + "\" of a row is none of the known names");
+  refuse(std::string("has a row whose \"") + key + "\" is none of the known names");
 }
 
 std::size_t number(const json& row, const char* key, std::size_t most) {
   const json& value = member(row, key);
   if (!value.is_number_integer() || !value.is_number_unsigned() || value.get<std::size_t>() == 0 ||
       value.get<std::size_t>() > most)
-    refuse(std::string("\"") + key + "\" of a row is no number from 1 to " + std::to_string(most));
+    refuse(std::string("has a row whose \"") + key + "\" is no number from 1 to " +
+           std::to_string(most));
   return value.get<std::size_t>();
 }
 
@@ -84,7 +86,7 @@ double seconds(const json& row, const char* key) {
   const json& value = member(row, key);
   const double microseconds = value.is_number() ? value.get<double>() : -1;
   if (!(microseconds > 0 && microseconds < 1e12))
-    refuse(std::string("\"") + key + "\" of a row is no time in microseconds");
+    refuse(std::string("has a row whose \"") + key + "\" is no time in microseconds");
   return microseconds * 1e-6;
 }
 
@@ -109,7 +111,7 @@ std::uint64_t layout(const json& value) {
     const auto [stop, error] = std::from_chars(text.data(), end, number, 16);
     if (error == std::errc() && stop == end && number != 0) return number;
   }
-  refuse("\"layout\" of a row is no hexadecimal number");
+  refuse("has a row whose \"layout\" is no hexadecimal number");
 }
 
 std::vector<std::string_view> collective_names() {
@@ -125,12 +127,12 @@ Variant read_variant(const json& row, Key::Place place) {
   Variant variant;
   const json& algorithm = member(row, "algorithm");
   constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyz0123456789_";
-  if (!algorithm.is_string()) refuse("\"algorithm\" of a row is no name");
+  if (!algorithm.is_string()) refuse("has a row whose \"algorithm\" is no name");
   const auto& text = algorithm.get_ref<const std::string&>();
   // Not looked up: another version may know it.
   if (text.empty() || text.size() >= sizeof variant.algorithm ||
       text.find_first_not_of(kLetters) != text.npos)
-    refuse("\"algorithm\" of a row is no name");
+    refuse("has a row whose \"algorithm\" is no name");
   text.copy(variant.algorithm, text.size());
   variant.slice_bytes = number(row, "slice", std::size_t{1} << 40);
   if (place != Key::Place::device) return variant;
@@ -166,11 +168,11 @@ Record read_record(const std::string& machine, const json& row) {
   if (row.contains("layout")) finding.layout = layout(row["layout"]);
   finding.bytes = number(row, "bytes", std::size_t{1} << 50);
   const json& is_default = member(row, "is_default");
-  if (!is_default.is_boolean()) refuse("\"is_default\" of a row is neither true nor false");
+  if (!is_default.is_boolean()) refuse("has a row whose \"is_default\" is neither true nor false");
   finding.is_default = is_default.get<bool>();
   finding.best = read_variant(row, finding.place);
   if (row.contains("kernel")) {
-    if (!row["kernel"].is_object()) refuse("\"kernel\" of a row is no object");
+    if (!row["kernel"].is_object()) refuse("has a row whose \"kernel\" is no object");
     finding.kernel = read_variant(row["kernel"], finding.place);
   }
   finding.seconds = seconds(row, "time_us");
@@ -178,7 +180,8 @@ Record read_record(const std::string& machine, const json& row) {
   finding.least_seconds = seconds(row, "least_us");
   const json& candidates = member(row, "candidates");
   if (!candidates.is_array() || candidates.size() > kMostCandidates)
-    refuse("\"candidates\" of a row is no list of at most " + std::to_string(kMostCandidates));
+    refuse("has a row whose \"candidates\" is no list of at most " +
+           std::to_string(kMostCandidates));
   for (const json& candidate : candidates) {
     if (!candidate.is_object()) refuse("a candidate is no object");
     record.candidates.push_back(
@@ -264,13 +267,19 @@ void make_folders(const std::string& path) {
   fail("cannot be written");
 }
 
-/// Under the lock: nobody else has a draft.
-void replace(const std::string& path, const std::string& text) {
+/// Under the lock: nobody else has a draft. A link stays one, and who may read the file does not
+/// change.
+void replace(const std::string& link, const std::string& text) {
+  const std::unique_ptr<char, decltype(&std::free)> target(::realpath(link.c_str(), nullptr),
+                                                           std::free);
+  const std::string path = target ? target.get() : link;
+  struct stat before{};
+  const mode_t mode = ::stat(path.c_str(), &before) == 0 ? before.st_mode & 0777 : 0644;
   const std::string draft = path + ".tmp";
   ::unlink(draft.c_str());  // of a process that died
   {
     const File file(
-        ::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+        ::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode));
     if (file.get() < 0) fail("cannot be written");
     if (set_bytes(file.get(), text.size()) != 0) drop(draft);
     for (std::size_t at = 0; at < text.size();) {

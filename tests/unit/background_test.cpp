@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <barrier>
@@ -671,6 +672,41 @@ TEST(Background, MillionsOfStartsLeaveNothingBehind) {
     expect(part.check());
     communicator.dismiss(std::move(task));
   });
+}
+
+/// Those that come later need no memory of their own, in whatever order each rank lets go of those
+/// before. Without file descriptors there is none.
+TEST(Background, FreedOnesLeaveTheirScratchToOthers) {
+  rlimit most{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &most), 0);
+  for (const int size : {2, 3})
+    expect_no_errors(run_ranks(size,
+                               [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+                                 Communicator communicator(std::move(bootstrap), Config{});
+                                 for (unsigned round = 0; round < 60; ++round) {
+                                   std::vector<std::unique_ptr<Part>> parts;
+                                   std::vector<std::unique_ptr<Task>> tasks;
+                                   for (const std::size_t count : {3, 20000, 3}) {
+                                     Call what;
+                                     what.count = count;
+                                     parts.push_back(std::make_unique<Part>(what, rank, size));
+                                     tasks.push_back(communicator.prepare(parts.back()->request));
+                                     ASSERT_TRUE(tasks.back()) << "round " << round;
+                                   }
+                                   const auto order = own_order(tasks.size(), rank, round);
+                                   for (const std::size_t i : order) communicator.start(*tasks[i]);
+                                   for (const std::size_t i : order) {
+                                     communicator.wait(*tasks[i]);
+                                     expect(parts[i]->check());
+                                     communicator.dismiss(std::move(tasks[i]));
+                                   }
+                                   const rlimit none{0, most.rlim_max};
+                                   if (round == 0 && rank == 0) setrlimit(RLIMIT_NOFILE, &none);
+                                 }
+                                 if (rank == 0) setrlimit(RLIMIT_NOFILE, &most);
+                               }),
+                     "scratch");
+  setrlimit(RLIMIT_NOFILE, &most);
 }
 
 TEST(Background, WhatFreedOnesServedIsAddedUp) {

@@ -160,6 +160,29 @@ TEST(SharedHeap, TemporariesFindTheirPagesAgain) {
   EXPECT_LE(taken_up(), 66u << 20);  // who uses nothing keeps little
 }
 
+TEST(SharedHeap, TemporariesLargerThanWhatIsKeptFindIt) {
+  constexpr std::size_t kBytes = 100 << 20;
+  for (int i = 0; i < 4; ++i) {
+    bool is_zero = true;
+    void* const block = heap().allocate(kBytes, 16, &is_zero);
+    ASSERT_NE(block, nullptr);
+    EXPECT_TRUE(i == 0 || !is_zero);
+    std::memset(block, 2, kBytes);
+    EXPECT_LE(taken_up(), kBytes + (3u << 20));
+    heap().free(block);
+  }
+}
+
+TEST(SharedHeap, ProtectionEndsWithABlock) {
+  constexpr std::size_t kBytes = 1 << 20;
+  std::byte* const block = allocate(kBytes);
+  ASSERT_EQ(mprotect(block, 8192, PROT_NONE), 0);
+  heap().free(block);
+  std::byte* const other = allocate(kBytes);
+  std::memset(other, 1, kBytes);
+  heap().free(other);
+}
+
 /// mlockall() and core dumps fill all that there is of the file.
 TEST(SharedHeap, TheFileIsNoLongerThanItsBlocksNeed) {
   SharedHeap& heap = SharedHeap::get();
@@ -292,9 +315,14 @@ bool is_all(const std::byte* block, std::size_t bytes, int content) {
 TEST(SharedHeap, AChildHasWhatWasThereAtTheFork) {
   constexpr std::size_t kBytes = 6 << 20;
   bool is_zero = false;
-  // So much that it cannot be where other tests have written: it has holes.
-  auto* const block = static_cast<std::byte*>(heap().allocate(100 << 20, 16, &is_zero));
-  ASSERT_TRUE(block != nullptr && is_zero);
+  // Behind all that other tests have written to: it has holes.
+  std::vector<void*> others;
+  std::byte* block = nullptr;
+  while (!is_zero) {
+    others.push_back(heap().allocate(100 << 20, 16, &is_zero));
+    block = static_cast<std::byte*>(others.back());
+    ASSERT_NE(block, nullptr);
+  }
   std::byte* const small = allocate(5000);
   std::memset(block + 10000, 7, kBytes / 2 - 10000);
   std::memset(small, 8, 5000);
@@ -319,7 +347,7 @@ TEST(SharedHeap, AChildHasWhatWasThereAtTheFork) {
   EXPECT_EQ(status, 0);
   for (const int end : gate) close(end);
   heap().free(small);
-  heap().free(block);
+  for (void* const other : others) heap().free(other);
 }
 
 TEST(SharedHeap, SaysThatAChildHasNoCopy) {

@@ -418,6 +418,19 @@ TEST(TuningFile, KeepsWhatOthersWrote) {
   EXPECT_EQ(later.findings("there", Key::Place::host, 2).size(), 1u);
 }
 
+TEST(TuningFile, StaysALinkAndAsPrivateAsItWas) {
+  const TemporaryFile file;
+  const std::string target = file.path + ".mine";
+  TuningFile(file.path).add(record("here", finding(1 * KiB, "one_shot")), true);
+  std::filesystem::rename(file.path, target);
+  std::filesystem::permissions(target, std::filesystem::perms{0600});
+  std::filesystem::create_symlink(target, file.path);
+  TuningFile(file.path).add(record("here", finding(4 * KiB, "ring")), true);
+  EXPECT_TRUE(std::filesystem::is_symlink(file.path));
+  EXPECT_EQ(std::filesystem::status(target).permissions(), std::filesystem::perms{0600});
+  EXPECT_EQ(parse_records(file.text()).size(), 2u);
+}
+
 TEST(TuningFile, WritersDoNotLoseEachOthersRows) {
   const TemporaryFile file;
   constexpr int kWriters = 4, kRows = 20;

@@ -564,6 +564,14 @@ TEST(Fault, AllgatherWithout) {
   expect_fault(call, "number of chunks or form unlike the others'");
 }
 
+TEST(Fault, PartsThatNobodyCanCut) {
+  auto call = one_shot_with({});
+  for (const int parts : {0, -1, 2}) {
+    for (Schedule& schedule : call.schedules) schedule.parts = parts;
+    expect_fault(call, "chunks / parts is no number, or unlike the others'");
+  }
+}
+
 TEST(Fault, InputOfAnother) {
   expect_fault(by_hand([](Builder& b, int rank) { b.copy(out(rank, 1), in(rank, 1)); },
                        Collective::allgather),
