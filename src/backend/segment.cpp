@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
@@ -58,6 +59,14 @@ class Share {
 
 std::string describe(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
+/// Past the functions of the C library: networks watch those, for memory that programs give them,
+/// and keep a note of each call. A segment is nothing to them.
+void* map_unseen(void* at, std::size_t bytes, int protection, int flags, int fd) {
+  const long result = ::syscall(SYS_mmap, at, bytes, protection, flags, fd, 0L);
+  return result == -1 ? MAP_FAILED : reinterpret_cast<void*>(result);
+}
+void unmap_unseen(void* at, std::size_t bytes) { ::syscall(SYS_munmap, at, bytes); }
+
 /// Takes the memory for real: without that a full file system would show as SIGBUS, later. Returns
 /// the error, like posix_fallocate, which a signal may interrupt.
 int allocate(int fd, off_t offset, off_t bytes) {
@@ -81,18 +90,18 @@ int allocate(int fd, off_t offset, std::byte* region, std::size_t bytes) {
 /// Bytes before the first region. Regions of whole huge pages begin with one, in the file and in
 /// memory.
 std::size_t head_of(std::size_t bytes_per_rank) {
-  return bytes_per_rank % kHugePage == 0 ? kHugePage : kPage;
+  return bytes_per_rank % kHugePage == 0 ? kHugePage : page_bytes();
 }
 
 /// An address for `bytes`, a multiple of `alignment`. Nothing is there yet but a reservation.
 void* reserve(std::size_t bytes, std::size_t alignment) {
   void* const all =
-      ::mmap(nullptr, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      map_unseen(nullptr, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
   if (all == MAP_FAILED) return MAP_FAILED;
   auto* const begin = static_cast<std::byte*>(all);
   const std::size_t before = -reinterpret_cast<std::uintptr_t>(all) % alignment;
-  if (before > 0) ::munmap(begin, before);
-  if (before < alignment) ::munmap(begin + before + bytes, alignment - before);
+  if (before > 0) unmap_unseen(begin, before);
+  if (before < alignment) unmap_unseen(begin + before + bytes, alignment - before);
   return begin + before;
 }
 
@@ -166,7 +175,7 @@ std::map<Nonce, std::weak_ptr<void>>& mappings() {
 }  // namespace
 
 Segment::Mapping::~Mapping() {
-  if (base != nullptr) ::munmap(base, bytes);
+  if (base != nullptr) unmap_unseen(base, bytes);
   const std::lock_guard lock(mappings_mutex);
   mappings().erase(nonce);
 }
@@ -187,7 +196,7 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
     return segment ? std::move(segment)
                    : open(bootstrap, bytes_per_rank, Config::Segment::file, why, spare);
   }
-  bytes_per_rank = (bytes_per_rank + kPage - 1) / kPage * kPage;
+  bytes_per_rank = round_up(bytes_per_rank, page_bytes());
   const int rank = bootstrap.rank(), size = bootstrap.size();
   const std::size_t head = head_of(bytes_per_rank);
   const std::size_t total = head + bytes_per_rank * static_cast<std::size_t>(size);
@@ -218,7 +227,8 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
       trouble = describe(mode == Config::Segment::memfd ? "memfd_create" : "shm_open");
     } else if (set_bytes(file.get(), total) != 0) {
       trouble = describe("ftruncate");
-    } else if (const int error = allocate(file.get(), 0, kPage); error != 0) {
+    } else if (const int error = allocate(file.get(), 0, static_cast<off_t>(page_bytes()));
+               error != 0) {
       errno = error;
       trouble = describe("cannot allocate shared memory");
     } else if (::pwrite(file.get(), mine.nonce.data(), sizeof mine.nonce, 0) !=
@@ -256,7 +266,7 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
     if (trouble.empty() && !mapping) {
       void* base = reserve(total, head);
       if (base != MAP_FAILED)
-        base = ::mmap(base, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file.get(), 0);
+        base = map_unseen(base, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file.get());
       if (base == MAP_FAILED) {
         trouble = describe("cannot map shared memory");
       } else {

@@ -104,7 +104,7 @@ bool SharedHeap::open() noexcept {
   const long pages = ::sysconf(_SC_PHYS_PAGES);
   if (pages <= 0) return false;
   std::size_t bytes =
-      std::min(round_up(static_cast<std::size_t>(pages) * kPage, kHugePage), kMostBytes);
+      std::min(round_up(static_cast<std::size_t>(pages) * page_bytes(), kHugePage), kMostBytes);
   // Beyond this a file's growth would be a signal.
   rlimit most{};
   if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY)
@@ -127,7 +127,7 @@ bool SharedHeap::open() noexcept {
     base = map(fd_, bytes);
     if (base != nullptr) bytes_ = bytes;
   }
-  if (base == nullptr || !lengthen(kPage) ||
+  if (base == nullptr || !lengthen(page_bytes()) ||
       ::getrandom(nonce_.data(), sizeof nonce_, 0) != sizeof nonce_ ||
       ::pwrite(fd_, nonce_.data(), sizeof nonce_, 0) != sizeof nonce_) {
     if (base != nullptr) ::munmap(base, bytes_);
@@ -135,7 +135,7 @@ bool SharedHeap::open() noexcept {
     fd_ = -1;
     return false;
   }
-  insert(kPage, Room{bytes_, 0});
+  insert(page_bytes(), Room{bytes_, 0});
   settled_.resize(bytes_ / kHugePage + 1);
   is_refused_ = false;
   base_.store(base, std::memory_order_release);  // pairs with the acquire in has()
@@ -145,9 +145,9 @@ bool SharedHeap::open() noexcept {
 void* SharedHeap::allocate(std::size_t bytes, std::size_t alignment, bool* is_zero) noexcept {
   const KeepThread keep;
   if (bytes == 0 || bytes > kMostBytes || alignment > kHugePage) return nullptr;
-  const std::size_t length = round_up(bytes, kPage);
+  const std::size_t length = round_up(bytes, page_bytes());
   // Huge pages, where there are any, begin with the block.
-  alignment = std::max(alignment, length >= kHugePage ? kHugePage : kPage);
+  alignment = std::max(alignment, length >= kHugePage ? kHugePage : page_bytes());
   try {
     const std::lock_guard lock(mutex_);
     if (is_forking_ || !open() || is_child()) return nullptr;
@@ -259,7 +259,7 @@ bool SharedHeap::grow(void* block, std::size_t bytes) noexcept {
   const auto begin = static_cast<std::size_t>(static_cast<std::byte*>(block) - base());
   const auto found = blocks_.find(begin);
   if (found == blocks_.end()) return false;
-  const std::size_t end = begin + round_up(std::max<std::size_t>(bytes, 1), kPage);
+  const std::size_t end = begin + round_up(std::max<std::size_t>(bytes, 1), page_bytes());
   if (end < found->second) {
     const std::size_t old_end = std::exchange(found->second, end);
     make_room(end, old_end);

@@ -26,8 +26,16 @@ Process look_at(int pid) {
   const std::string path = "/proc/" + std::to_string(pid) + "/stat";
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) {
-    // That /proc does not show it may be a matter of how that is mounted.
-    const bool is_gone = errno == ENOENT && ::kill(pid, 0) != 0 && errno == ESRCH;
+    // That /proc does not show it may be a matter of how that is mounted, or there is no file
+    // descriptor left. Then a dead one that nobody has waited for shows by its lack of a program.
+    const bool has_no_room = errno == EMFILE || errno == ENFILE;
+    char program[8];
+    const bool is_gone = (has_no_room || errno == ENOENT) &&
+                         ((::kill(pid, 0) != 0 && errno == ESRCH) ||
+                          (has_no_room &&
+                           ::readlink(("/proc/" + std::to_string(pid) + "/exe").c_str(), program,
+                                      sizeof program) < 0 &&
+                           errno == ENOENT));
     return {is_gone ? Process::gone : Process::unknown, 0};
   }
   char text[1024];
@@ -57,7 +65,7 @@ std::uint64_t numbering_of_this() {
   struct stat status{};
   if (::stat("/proc/self/ns/pid", &status) != 0) return 0;
   std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  if (!(std::ifstream("/proc/sys/kernel/random/boot_id") >> boot)) return 0;
   return std::hash<std::string>()(boot + ' ' + std::to_string(status.st_ino)) | 1;
 }
 
@@ -65,13 +73,14 @@ std::uint64_t numbering_of_this() {
 
 ProcessId ProcessId::of_this() {
   static thread_local ProcessId known;  // of this process, or of the one that it was forked from
-  if (const int pid = ::getpid(); known.pid != pid)
+  const int pid = ::getpid();
+  if (known.pid != pid || known.start_time == 0 || known.numbering == 0)
     known = {pid, 0, look_at(pid).start_time, numbering_of_this()};
   return known;
 }
 
 bool can_see(const ProcessId& process) {
-  static const std::uint64_t here = numbering_of_this();
+  const std::uint64_t here = ProcessId::of_this().numbering;
   return process.start_time != 0 && process.numbering != 0 && process.numbering == here;
 }
 

@@ -14,8 +14,8 @@
 namespace trib::mpi {
 
 /// Open addressing. A key is never moved or removed within a table, only its value is set to 0
-/// (absent). A larger table replaces a full one, which stays readable; as MPIs use their handles
-/// again, tables stay few.
+/// (absent). A larger table replaces a full one, which stays readable; as each is twice as large,
+/// they stay few.
 class HandleMap {
  public:
   constexpr HandleMap() = default;
@@ -102,11 +102,9 @@ class HandleMap {
     }
   }
   void grow() {
-    std::size_t live = 0;
     const Table* old = tables_.empty() ? nullptr : tables_.back().get();
-    for (std::size_t i = 0; old && i <= old->mask; ++i) live += old->slots[i].value.load() != 0;
-    std::size_t size = 64;
-    while (size < 4 * (live + 1)) size *= 2;
+    // However few are left: in the end it holds all that take turns.
+    const std::size_t size = old == nullptr ? 64 : 2 * (old->mask + 1);
     auto table = std::make_unique<Table>(size);
     for (std::size_t i = 0; old && i <= old->mask; ++i)
       if (const auto value = old->slots[i].value.load())

@@ -294,6 +294,13 @@ bool are_any_ours(int count, const MPI_Request* requests) {
   return false;
 }
 
+/// Of those that this library serves itself. What is not, the MPI can wait for.
+bool are_any_active(int count, const MPI_Request* requests) {
+  if (requests_held.load(std::memory_order_relaxed) == 0 || !requests) return false;
+  return std::any_of(requests, requests + count,
+                     [](MPI_Request request) { return find_active(request) != nullptr; });
+}
+
 /// Drives what is under way; true if any of ours in the list is active and not done. `done` is
 /// called with each that is. A peer that died is noticed here, and the MPI goes on.
 template <class Done>
@@ -629,8 +636,11 @@ int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status
 }
 
 int wait_any(int count, MPI_Request* requests, int* index, MPI_Status* status) {
-  if (!are_any_ours(count, requests) && !Background::is_any_under_way())
-    return library().Waitany(count, requests, index, status);
+  if (!Background::is_any_under_way() && !are_any_active(count, requests)) {
+    const int result = library().Waitany(count, Others(count, requests).get(), index, status);
+    if (result == MPI_SUCCESS && *index == MPI_UNDEFINED) set_empty(status);
+    return result;
+  }
   return wait_until([&](int& flag, double waited) {
     return test_any(count, requests, index, &flag, status, waited);
   });
@@ -656,8 +666,8 @@ int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Sta
 }
 
 int wait_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses) {
-  if (!are_any_ours(count, requests) && !Background::is_any_under_way())
-    return library().Waitsome(count, requests, done, indices, statuses);
+  if (!Background::is_any_under_way() && !are_any_active(count, requests))
+    return library().Waitsome(count, Others(count, requests).get(), done, indices, statuses);
   return wait_until([&](int& flag, double waited) {
     const int status = test_some(count, requests, done, indices, statuses, waited);
     flag = *done != 0;  // MPI_UNDEFINED ends the wait, too
