@@ -22,20 +22,27 @@ struct Process {
   std::uint64_t start_time = 0;  ///< in clock ticks since boot
 };
 
+/// What is left of one that nobody has waited for: no program, and a single thread. (A living one
+/// whose main thread has ended shows no program, either.)
+bool is_empty(int pid) {
+  const std::string folder = "/proc/" + std::to_string(pid);
+  char program[8];
+  struct stat tasks{};
+  // A folder has a link from each one in it, and two of its own.
+  return ::stat((folder + "/task").c_str(), &tasks) == 0 && tasks.st_nlink <= 3 &&
+         ::readlink((folder + "/exe").c_str(), program, sizeof program) < 0 && errno == ENOENT;
+}
+
 Process look_at(int pid) {
   const std::string path = "/proc/" + std::to_string(pid) + "/stat";
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) {
     // That /proc does not show it may be a matter of how that is mounted, or there is no file
-    // descriptor left. Then a dead one that nobody has waited for shows by its lack of a program.
+    // descriptor left.
     const bool has_no_room = errno == EMFILE || errno == ENFILE;
-    char program[8];
-    const bool is_gone = (has_no_room || errno == ENOENT) &&
-                         ((::kill(pid, 0) != 0 && errno == ESRCH) ||
-                          (has_no_room &&
-                           ::readlink(("/proc/" + std::to_string(pid) + "/exe").c_str(), program,
-                                      sizeof program) < 0 &&
-                           errno == ENOENT));
+    const bool is_gone =
+        (has_no_room || errno == ENOENT) &&
+        ((::kill(pid, 0) != 0 && errno == ESRCH) || (has_no_room && is_empty(pid)));
     return {is_gone ? Process::gone : Process::unknown, 0};
   }
   char text[1024];
@@ -66,7 +73,10 @@ std::uint64_t numbering_of_this() {
   if (::stat("/proc/self/ns/pid", &status) != 0) return 0;
   std::string boot;
   if (!(std::ifstream("/proc/sys/kernel/random/boot_id") >> boot)) return 0;
-  return std::hash<std::string>()(boot + ' ' + std::to_string(status.st_ino)) | 1;
+  boot += ' ' + std::to_string(status.st_ino);
+  // When a process started depends on it, as /proc shows that.
+  if (::stat("/proc/self/ns/time", &status) == 0) boot += ' ' + std::to_string(status.st_ino);
+  return std::hash<std::string>()(boot) | 1;
 }
 
 }  // namespace

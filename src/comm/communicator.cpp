@@ -73,8 +73,13 @@ void Communicator::count_empty(const Request& request) {
                 [static_cast<std::size_t>(request.collective)];
 }
 
+/// The scratch for large messages takes milliseconds to set up. Calls that fit without are by half
+/// a microsecond or so quicker with it, so that there have to be many.
+constexpr int kCallsBeforeData = 1000;
+
 void Communicator::run_path(Path& path, Plan& plan, Route route, const void* in, void* out) {
-  if (path.arguments.is_large && !is_on_device(route) && !channel_->has_data())
+  if ((path.arguments.is_large || path.may_turn) && !is_on_device(route) && !channel_->has_data() &&
+      (path.arguments.is_large || ++turning_calls_ > kCallsBeforeData))
     reserve_data(plan, route);
   path.arguments.in = in;
   path.arguments.out = out;

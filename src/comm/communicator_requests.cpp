@@ -81,6 +81,8 @@ void Communicator::settle_devices() {
 
 void Communicator::post(Task& task, const Request& request) {
   check_usable();
+  task.error_.reset();  // of the last post, as below
+  task.fetched_bytes_ = 0;
   note_post();
   if (may_use_devices_ && is_time_to_settle(++posts_)) [[unlikely]]
     wants_to_settle_ = !is_settled();

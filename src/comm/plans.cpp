@@ -259,7 +259,9 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
     return true;
   }
   std::size_t slice = std::min(path.choice.slice_bytes, longest);
-  arguments.is_large = (slice > fit(false) || slice >= HostChannel::kLeastTurned) && !has_no_data_;
+  const bool is_too_long = slice > fit(false), turns = slice >= HostChannel::kLeastTurned;
+  arguments.is_large = (is_too_long || (turns && channel_.has_data())) && !has_no_data_;
+  path.may_turn = turns && !arguments.is_large && !has_no_data_;
   slice = std::min(slice, fit(arguments.is_large));
   const bool is_everywhere = request.collective == Collective::allreduce;
   const bool is_streamed = plan.bytes >= kStreamBytes ||

@@ -29,9 +29,45 @@ namespace {
 
 std::atomic<bool> is_mixed;
 
+/// A Freeing of this thread. Error handlers that jump out of the MPI leave dead ones behind: their
+/// frames have gone, or hold other things by now.
+struct Begun {
+  MPI_Comm comm;
+  const Freeing* freeing;
+  std::uint64_t serial;
+  Member* member;  // null: there is none, or it has gone
+  std::optional<Decline> declined_before;
+
+  bool is_alive(const void* frame) const {
+    return std::less<const void*>()(frame, freeing) && freeing->serial() == serial;
+  }
+};
+
+std::vector<Begun>& begun() {
+  // Never destroyed: communicators may be freed after what belongs to a thread is.
+  thread_local auto* const list = new std::vector<Begun>;
+  return *list;
+}
+
+/// A callback may have refused, and the communicator lives on.
+template <class IsOver>
+void end_those(const IsOver& is_over) {
+  std::erase_if(begun(), [&](const Begun& one) {
+    if (!is_over(one)) return false;
+    if (one.member != nullptr) one.member->declined = one.declined_before;
+    return true;
+  });
+}
+
+void end_dead_ones(const void* frame) {
+  end_those([=](const Begun& one) { return !one.is_alive(frame); });
+}
+
 void retire(std::uintptr_t word) {
   if (!word) return;
   const std::unique_ptr<Member> member(reinterpret_cast<Member*>(word));
+  for (Begun& one : begun())
+    if (one.member == member.get()) one.member = nullptr;
   keep_counters(*member);
   if (member->wants_to_settle) --wanting;
   if (member->bootstrap) member->bootstrap->detach();
@@ -49,17 +85,6 @@ int forget(MPI_Comm comm, int, void*, void*) {
     member->bootstrap->keep_errhandler();
   retire(word);
   return MPI_SUCCESS;
-}
-
-/// Has the MPI call forget() when the program frees the communicator. The key is given back at once
-/// and lives on in the attribute, so that nothing is left over when MPI ends and begins again.
-void watch(MPI_Comm comm) {
-  const Library& mpi = library();
-  int keyval = 0;
-  check(mpi.Comm_create_keyval(copy_nothing, forget, &keyval, nullptr), "MPI_Comm_create_keyval");
-  const int status = mpi.Comm_set_attr(comm, keyval, nullptr);
-  check(mpi.Comm_free_keyval(&keyval), "MPI_Comm_free_keyval");
-  check(status, "MPI_Comm_set_attr");
 }
 
 struct Settings {
@@ -186,50 +211,27 @@ const Config& settings_of_process() {
   return settings.config;
 }
 
-namespace {
-
-/// A Freeing of this thread. Error handlers that jump out of the MPI leave dead ones behind: their
-/// frames have gone, or hold other things by now.
-struct Begun {
-  MPI_Comm comm;
-  const Freeing* freeing;
-  std::uint64_t serial;
-
-  bool is_alive(const void* frame) const {
-    return std::less<const void*>()(frame, freeing) && freeing->serial() == serial;
-  }
-};
-
-std::vector<Begun>& begun() {
-  // Never destroyed: communicators may be freed after what belongs to a thread is.
-  thread_local auto* const list = new std::vector<Begun>;
-  return *list;
-}
-
-void forget_dead(const void* frame) {
-  std::erase_if(begun(), [=](const Begun& one) { return !one.is_alive(frame); });
-}
-
-}  // namespace
-
 Freeing::Freeing(MPI_Comm comm) {
   static std::atomic<std::uint64_t> last = 0x6672656564ull << 20;
   serial_ = ++last;
   try {
-    forget_dead(this);  // callbacks may free other communicators: those are further up
-    begun().push_back({comm, this, serial_});
+    end_dead_ones(this);  // callbacks may free other communicators: those are further up
+    Member* const member = find_member(comm);
+    begun().push_back({comm, this, serial_, member, {}});
+    if (member != nullptr)
+      begun().back().declined_before = std::exchange(member->declined, Decline::being_freed);
   } catch (const std::bad_alloc&) {  // it is not known, then
   }
 }
 
 Freeing::~Freeing() {
-  std::erase_if(begun(), [this](const Begun& one) { return one.serial == serial_; });
+  end_those([this](const Begun& one) { return one.serial == serial_; });
   serial_ = 0;
 }
 
 Member* Freeing::find(MPI_Comm comm) {
   if (begun().empty()) return nullptr;
-  forget_dead(__builtin_frame_address(0));
+  end_dead_ones(__builtin_frame_address(0));
   const bool is_begun = std::any_of(begun().begin(), begun().end(),
                                     [=](const Begun& one) { return one.comm == comm; });
   if (!is_begun) return nullptr;
@@ -238,9 +240,18 @@ Member* Freeing::find(MPI_Comm comm) {
   return member;
 }
 
+void watch(MPI_Comm comm, int (*callback)(MPI_Comm, int, void*, void*)) {
+  const Library& mpi = library();
+  int keyval = 0;
+  check(mpi.Comm_create_keyval(copy_nothing, callback, &keyval, nullptr), "MPI_Comm_create_keyval");
+  const int status = mpi.Comm_set_attr(comm, keyval, nullptr);
+  check(mpi.Comm_free_keyval(&keyval), "MPI_Comm_free_keyval");
+  check(status, "MPI_Comm_set_attr");
+}
+
 Member* look_up_member(MPI_Comm comm) {
-  if (Member* const known = find_member(comm)) return known;
   if (Member* const its = Freeing::find(comm)) return its;
+  if (Member* const known = find_member(comm)) return known;
   // No lock is held here: two threads that enter two communicators in different orders on different
   // ranks would wait for each other.
   if (comm == MPI_COMM_NULL || !(is_world_running() || open_sessions > 0)) return nullptr;
@@ -251,7 +262,7 @@ Member* look_up_member(MPI_Comm comm) {
   check(mpi.Comm_rank(comm, &member->rank), "MPI_Comm_rank");
   check(mpi.Comm_size(comm, &member->size), "MPI_Comm_size");
   prepare_tables();
-  watch(comm);
+  watch(comm, forget);
   Member* const result = member.get();
   // In the table even if setting it up fails: this rank must not enter the exchange alone a second
   // time.

@@ -79,9 +79,10 @@ int end_with_error(MPI_Comm comm, const std::exception& error, bool is_in_mpi);
 
 /// Stands around the MPI's own MPI_Comm_free and MPI_Comm_disconnect. MPIs delete the newest
 /// attributes first: where the program reduces in a callback of an older one, our attribute and the
-/// Member are gone. A new Member's attribute would come too late to be deleted, and the next
-/// communicator with this handle would take it for its own. So such calls are left to the MPI, in
-/// this thread only: to others the handle may already be that next communicator's.
+/// Member are gone, and on another rank it may be a newer one. A new Member's attribute would come
+/// too late to be deleted, and the next communicator with this handle would take it for its own. So
+/// such calls are left to the MPI, once the Member is gone in this thread only: to others the
+/// handle may already be that next communicator's.
 class Freeing {
  public:
   explicit Freeing(MPI_Comm comm);
@@ -97,6 +98,11 @@ class Freeing {
  private:
   std::uint64_t serial_;
 };
+
+/// Has the MPI call `callback`, which deletes an attribute, when `comm` goes. The key is given back
+/// at once and lives on in the attribute, so that nothing is left over when MPI ends and begins
+/// again.
+void watch(MPI_Comm comm, int (*callback)(MPI_Comm, int, void*, void*));
 
 /// What is known of a communicator without its other ranks: a nonblocking call must not wait for
 /// them. Null: MPI is not running, or `comm` is no communicator, so that the MPI has to say so.

@@ -279,6 +279,12 @@ void* predefined(const char* symbol) {
   return address ? address : dlsym(library().handle, symbol);
 }
 
+bool is_error_in_status(int status) {
+  int error_class = status;
+  return status != MPI_SUCCESS && library().Error_class(status, &error_class) == MPI_SUCCESS &&
+         error_class == MPI_ERR_IN_STATUS;
+}
+
 void check(int status, const char* function) {
   if (status == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING + 1] = "";

@@ -129,5 +129,7 @@ inline constexpr int kUnwritten = -1;
 
 /// Throws Error if an MPI function failed.
 void check(int status, const char* function);
+/// Whether a call on several requests says which of them failed in their statuses.
+bool is_error_in_status(int status);
 
 }  // namespace trib::mpi

@@ -81,6 +81,7 @@ void begin_init() noexcept { ++init_depth; }
 void end_init(bool is_success) noexcept {
   if (is_success && init_depth == 1) {
     warn_if_alone();
+    if (library().is_ours && is_world_running()) watch_self();
     begin_world();
   }
   --init_depth;

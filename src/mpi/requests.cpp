@@ -24,6 +24,7 @@ namespace trib::mpi {
 
 std::atomic<int> requests_held, orphans_held;
 constinit thread_local bool is_passed_by_f08 = false;
+std::atomic<bool> has_self_gone{false};
 
 namespace {
 
@@ -552,6 +553,28 @@ int start_all(int count, MPI_Request* requests) {
 
 // ---------------------------------------------------------------------------------- where they end
 
+namespace {
+
+/// Statuses of ours in a list, for the case that one of the MPI's fails: then all have an error or
+/// none, and the MPI knows nothing of ours.
+class Ours {
+ public:
+  Ours(int count, const MPI_Request* requests, MPI_Status* statuses) {
+    if (statuses == MPI_STATUSES_IGNORE || !are_any_ours(count, requests)) return;
+    for (int i = 0; i < count; ++i)
+      if (const Handle* const handle = find(requests[i]); handle && !handle->emulation)
+        its_.push_back(statuses + i);
+  }
+  void set_success() const {
+    for (MPI_Status* const status : its_) status->MPI_ERROR = MPI_SUCCESS;
+  }
+
+ private:
+  std::vector<MPI_Status*> its_;
+};
+
+}  // namespace
+
 int test(MPI_Request* request, int* flag, MPI_Status* status) {
   Handle* const handle = find_task(request);
   if (!handle) {
@@ -593,18 +616,24 @@ int test_all(int count, MPI_Request* requests, int* flag, MPI_Status* statuses) 
   }
   if (are_any_pending) return MPI_SUCCESS;
   const int status = test_all_others(count, Others(count, requests).get(), flag, statuses);
-  if (status != MPI_SUCCESS || !*flag) return status;
+  if (!is_error_in_status(status) && (status != MPI_SUCCESS || !*flag)) return status;
+  const Ours ours(count, requests, statuses);
   set_empty_where_ours(count, requests, statuses);
   wait_for_all_of_ours(count, requests, statuses, failures);
-  return failures.are_any() ? end_with_failures(count, requests, statuses, failures) : MPI_SUCCESS;
+  if (failures.are_any()) return end_with_failures(count, requests, statuses, failures);
+  if (status != MPI_SUCCESS) ours.set_success();
+  return status;
 }
 
 int wait_all(int count, MPI_Request* requests, MPI_Status* statuses) {
   Failures failures;
+  const Ours ours(count, requests, statuses);
   wait_for_all_of_ours(count, requests, statuses, failures);
   if (failures.are_any()) return end_with_failures(count, requests, statuses, failures);
   const int status = wait_for_all_others(count, Others(count, requests).get(), statuses);
-  if (status == MPI_SUCCESS) set_empty_where_ours(count, requests, statuses);
+  if (status == MPI_SUCCESS || is_error_in_status(status))
+    set_empty_where_ours(count, requests, statuses);
+  if (is_error_in_status(status)) ours.set_success();
   return status;
 }
 
@@ -805,6 +834,22 @@ void end_requests() noexcept {
     }
   } catch (const std::exception&) {
     // Out of memory at the very end.
+  }
+}
+
+namespace {
+int forget_self(MPI_Comm, int, void*, void*) {
+  end_requests();
+  has_self_gone = true;
+  return MPI_SUCCESS;
+}
+}  // namespace
+
+void watch_self() noexcept {
+  try {
+    watch(MPI_COMM_SELF, forget_self);  // MPIs delete the newest attributes first
+  } catch (const std::exception&) {
+    // Then it is not heard of.
   }
 }
 

@@ -63,6 +63,11 @@ inline void sweep() {
 /// Before MPI ends: completes what was freed while it was active, and gives the handles back that
 /// the program does not hold.
 void end_requests() noexcept;
+/// At the end of MPI_Init: has the MPI call end_requests() again when MPI_COMM_SELF goes, behind
+/// all callbacks of the program's. Callbacks of MPI_COMM_WORLD may come after that, and all
+/// requests in them are the MPI's: ours would be of a communicator that is no more.
+void watch_self() noexcept;
+extern std::atomic<bool> has_self_gone;
 /// After it: puts away what the program has never freed.
 void forget_requests() noexcept;
 
@@ -113,6 +118,8 @@ std::optional<int> leave_unless_ours(const Call& call, Member& member, Request& 
         call, *reason, [&] { note_declined(call, member, *reason); },
         [&] { return leave(*reason); });
   if (is_passed_by_f08) return leave(Decline::passed_by);
+  if (has_self_gone.load(std::memory_order_relaxed)) [[unlikely]]
+    return leave(Decline::being_freed);
   if (member.is_passed_by) return leave(why_passed_by(member));
   return {};
 }

@@ -111,12 +111,6 @@ class Reported {
   std::vector<Entry> reported_;
 };
 
-bool is_error_in_status(int code) {
-  int error_class = code;
-  return code != MPI_SUCCESS && library().Error_class(code, &error_class) == MPI_SUCCESS &&
-         error_class == MPI_ERR_IN_STATUS;
-}
-
 /// The records of what the MPI still has go back; null: nothing was taken.
 void put_back(const Found& found, const MPI_Request* requests) {
   if (requests)

@@ -9,7 +9,7 @@ import pytest
 from conftest import built_or_skip, run_bench, wheel_or_skip
 
 from tributary import bench, imb, mpi, schedule, tree
-from tributary.cli import arguments
+from tributary.cli import arguments, output
 from tributary.cli import bench as command
 from tributary.cli.demo import served_in_words
 from tributary.errors import UserError
@@ -66,7 +66,7 @@ def test_table_and_verdict() -> None:
 
     results = [_result(4, (1.0,), (2.0,)), _result(1 << 20, (2.0,), (1.0,), wrong=7)]
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(command.table(results, "MPI_Allreduce", "MPICH 5"))
+    output.print_figures(console, command.table(results, "MPICH 5"), "MPI_Allreduce")
     text = console.export_text()
     assert (
         "2.00" in text and "0.50" in text and "1 Mi" in text and "7 / 0" in text and "ring" in text
@@ -79,7 +79,7 @@ def test_picture_is_written(tmp_path: Path) -> None:
 
     results = [_result(1 << k, (1.0 + k, 2.0 + k), (2.0 + k, 3.0 + k)) for k in range(2, 20)]
     for name in ("a.png", "b.svg"):
-        plot.draw(bench.panels(results), tmp_path / name, "title", "subtitle", "MPICH")
+        plot.draw(bench.panels(results), tmp_path / name, "title", "subtitle", {"mpi": "MPICH"})
         assert (tmp_path / name).stat().st_size > 5000
 
 
@@ -91,7 +91,8 @@ def test_all_points_are_in_the_picture(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(plot, "_save", lambda figure, _: figures.append(figure))
     results = [_result(1 << k, (1.0,), (1.1,)) for k in range(2, 9)]
     others = {"MPI_Allreduce": [(4, 9.0, 1.0), (256, 1.0, 5.0)]}
-    plot.draw(bench.panels(results), tmp_path / "x.png", "title", "subtitle", "MPICH", others)
+    names = {"mpi": "MPICH"}
+    plot.draw(bench.panels(results), tmp_path / "x.png", "title", "subtitle", names, others)
     (lower,) = figures[0].axes[1:]
     low, high = lower.get_ylim()
     shown = [float(y) for line in lower.lines for y in line.get_ydata()]
@@ -196,7 +197,7 @@ def test_sizes_that_are_no_whole_elements_are_said() -> None:
     built_or_skip("trib-info")
     text = command.rounding_text(bench.Job("allreduce", 2, [3, 4, 6, 1024]))
     assert text == (
-        "--sizes: elements of f32 have 4 B: 3 B is measured as 4 B, 6 B is measured as 4 B"
+        "--sizes: in whole elements of f32, 3 B is measured as 4 B, 6 B is measured as 4 B"
     )
     assert command.rounding_text(bench.Job("allreduce", 2, [4, 1024])) == ""
 

@@ -184,7 +184,7 @@ def test_variables_are_checked_like_options(
 ) -> None:
     monkeypatch.setenv("TRIB_MPI", "lam")
     status, _, error = trib("preload")
-    assert status == 2 and error.startswith("trib preload: TRIB_MPI: lam")
+    assert status == 2 and error.startswith("trib preload: TRIB_MPI=lam: accepted: mpich")
 
 
 def test_a_rank_does_not_start_a_job(

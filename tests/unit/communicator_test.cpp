@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "algorithm/registry.hpp"
+#include "backend/segment.hpp"
 #include "support/calls.hpp"
 #include "support/disturb.hpp"
 #include "support/many_cores.hpp"
@@ -526,6 +527,27 @@ TEST(Communicator, SharedMemoryBudgetEndsInSmallPiecesThenInNothing) {
     if (again.declined()) throw std::runtime_error("the budget did not come back");
   });
   expect_no_errors(errors, "budget");
+}
+
+/// Those that fit without it do not take the memory for large messages before there are many.
+TEST(Communicator, FewCallsTakeLittleMemory) {
+  const auto errors = run_ranks(2, [&](int, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), Config{});
+    Call call;
+    call.count = 1024;
+    const auto make = [&](int times) {
+      for (int i = 0; i < times; ++i)
+        if (const std::string wrong = call.make(communicator); !wrong.empty())
+          throw std::runtime_error(wrong);
+    };
+    make(10);
+    const std::size_t before = Segment::used();
+    make(900);
+    EXPECT_EQ(Segment::used(), before);
+    make(200);
+    EXPECT_GE(Segment::used(), before + (std::size_t{1} << 20));
+  });
+  expect_no_errors(errors, "few calls");
 }
 
 TEST(Communicator, ManyRanksOnLittleMemory) {
