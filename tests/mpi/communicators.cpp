@@ -48,6 +48,21 @@ int reduce_at_end(MPI_Comm comm, int, void*, void*) {
   return MPI_SUCCESS;
 }
 
+/// Which attribute is the newer one, and so goes first, is each rank's own.
+void reduce_while_freed_in_any_order(int rank) {
+  int keyval;
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, reduce_at_end, &keyval, nullptr);
+  MPI_Comm comms[6];  // the first few are set up when they are made
+  for (MPI_Comm& comm : comms) MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  for (MPI_Comm& comm : comms) {
+    if (rank == 0) MPI_Comm_set_attr(comm, keyval, nullptr);
+    reduce_on(comm);
+    if (rank != 0) MPI_Comm_set_attr(comm, keyval, nullptr);
+    MPI_Comm_free(&comm);
+  }
+  MPI_Comm_free_keyval(&keyval);
+}
+
 std::jmp_buf behind_free;
 bool may_be_deleted;
 int refuse(MPI_Comm, int, void*, void*) { return may_be_deleted ? MPI_SUCCESS : MPI_ERR_OTHER; }
@@ -238,6 +253,7 @@ int main(int argc, char** argv) {
   MPI_Group_free(&some);
   MPI_Group_free(&all);
   reduce_on(MPI_COMM_WORLD);
+  reduce_while_freed_in_any_order(rank);
   jump_out_of_free();
   MPI_Finalize();
 }

@@ -388,6 +388,98 @@ void progress(bool is_freed) {
   if (rank != 0 || !is_freed) CHECK(out[kLong - 1] == size, "%g", out[kLong - 1]);
 }
 
+/// With TRIB_TIMEOUT=1. What failed on one communicator is nothing to another, whatever handles and
+/// memory are used again.
+void stale() {
+  MPI_Comm failed, fine;
+  MPI_Comm_dup(MPI_COMM_WORLD, &failed);
+  MPI_Comm_dup(MPI_COMM_WORLD, &fine);
+  for (MPI_Comm comm : {failed, fine}) MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  int mine = 1, sum = 0;
+  MPI_Request request;
+  if (rank == size - 1) {
+    sleep_ms(2500);
+  } else {
+    MPI_Iallreduce(&mine, &sum, 1, MPI_INT, MPI_SUM, failed, &request);
+    CHECK(MPI_Wait(&request, MPI_STATUS_IGNORE) != MPI_SUCCESS, "the last rank is late");
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  for (const int count : {0, 1, 0}) {
+    sum = 0;
+    CHECK(MPI_Iallreduce(&mine, &sum, count, MPI_INT, MPI_SUM, fine, &request) == MPI_SUCCESS, "");
+    CHECK(MPI_Wait(&request, MPI_STATUS_IGNORE) == MPI_SUCCESS, "of %d", count);
+    CHECK(sum == count * size, "%d", sum);
+  }
+}
+
+/// A receive that is too short fails beside a reduction.
+void failed_receive(bool tests) {
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  const int to = (rank + 1) % size, from = (rank + size - 1) % size;
+  int mine = 1, sum = 0, room = 0, is_done = 0, error_class = 0;
+  const int message[100] = {};
+  MPI_Request requests[3] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL, MPI_REQUEST_NULL}, sent;
+  MPI_Status statuses[3];
+  for (MPI_Status& status : statuses) status.MPI_ERROR = -7;
+  MPI_Iallreduce(&mine, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, requests);
+  MPI_Irecv(&room, 1, MPI_INT, from, 3, MPI_COMM_WORLD, requests + 1);
+  MPI_Isend(message, 100, MPI_INT, to, 3, MPI_COMM_WORLD, &sent);
+  MPI_Wait(&sent, MPI_STATUS_IGNORE);
+  MPI_Barrier(MPI_COMM_WORLD);
+  int code = MPI_SUCCESS;
+  while (tests && !is_done && code == MPI_SUCCESS)
+    code = MPI_Testall(3, requests, &is_done, statuses);
+  if (!tests) code = MPI_Waitall(3, requests, statuses);
+  MPI_Error_class(code, &error_class);
+  CHECK(error_class == MPI_ERR_IN_STATUS, "%d", error_class);
+  CHECK(statuses[0].MPI_ERROR == MPI_SUCCESS, "%d", statuses[0].MPI_ERROR);
+  CHECK(requests[0] == MPI_REQUEST_NULL, "it is not over, though it has no error");
+  CHECK(sum == size, "%d", sum);
+  MPI_Error_class(statuses[1].MPI_ERROR, &error_class);
+  CHECK(error_class == MPI_ERR_TRUNCATE, "%d", error_class);
+}
+
+int reduce_many(MPI_Comm, int, void*, void*) {
+  int mine = 1, sums[40] = {};
+  MPI_Request requests[40];
+  for (int i = 0; i < 40; ++i)
+    MPI_Iallreduce(&mine, sums + i, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, requests + i);
+  MPI_Waitall(40, requests, MPI_STATUSES_IGNORE);
+  for (const int sum : sums) CHECK(sum == size, "%d", sum);
+  return MPI_SUCCESS;
+}
+int reduce_and_receive(MPI_Comm, int, void*, void*) {
+  int mine = 1, sum = 0, got[50];
+  MPI_Request reduction, requests[50];
+  MPI_Iallreduce(&mine, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &reduction);
+  for (int i = 0; i < 50; ++i)
+    MPI_Irecv(got + i, 1, MPI_INT, (rank + 1) % size, i, MPI_COMM_WORLD, requests + i);
+  for (const MPI_Request request : requests) CHECK(request != reduction, "one handle for two");
+  sleep_ms(100);
+  for (int i = 0; i < 50; ++i) {
+    MPI_Request sent;
+    MPI_Isend(&i, 1, MPI_INT, (rank + size - 1) % size, i, MPI_COMM_WORLD, &sent);
+    MPI_Wait(&sent, MPI_STATUS_IGNORE);
+  }
+  for (int i = 0; i < 50; ++i) {
+    MPI_Wait(requests + i, MPI_STATUS_IGNORE);
+    CHECK(got[i] == i, "%d: %d", i, got[i]);
+  }
+  MPI_Wait(&reduction, MPI_STATUS_IGNORE);
+  CHECK(sum == size, "%d", sum);
+  return MPI_SUCCESS;
+}
+
+/// In callbacks of MPI_Finalize, first of MPI_COMM_SELF, whose requests ours are, and then, where
+/// the MPI calls these, of MPI_COMM_WORLD.
+void at_end() {
+  int keyval;
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, reduce_and_receive, &keyval, nullptr);
+  MPI_Comm_set_attr(MPI_COMM_WORLD, keyval, nullptr);
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, reduce_many, &keyval, nullptr);
+  MPI_Comm_set_attr(MPI_COMM_SELF, keyval, nullptr);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -422,6 +514,12 @@ int main(int argc, char** argv) {
     forms();
   } else if (what == "first") {
     first_of_list();
+  } else if (what == "stale") {
+    stale();
+  } else if (what.find("failed-receive") == 0) {
+    failed_receive(what == "failed-receive-test");
+  } else if (what == "end") {
+    at_end();
   } else if (what == "freed" || what == "looked") {
     progress(what == "freed");
   } else {
