@@ -61,8 +61,8 @@ std::shared_ptr<const Schedule> Group::schedule(Collective collective, const Cho
   const std::tuple key(collective, choice.algorithm, root, choice.reach);
   if (const auto known = schedules_.find(key); known != schedules_.end()) return known->second;
   const Shape all = shape_as_known(collective, root);
-  auto made = std::make_shared<const Schedule>(std::move(
-      lower(all_ranks(*choice.algorithm, all), all, choice.reach)[static_cast<std::size_t>(rank)]));
+  auto made = std::make_shared<const Schedule>(std::move(lower(
+      all_ranks(*choice.algorithm, all), all, choice.reach, rank)[static_cast<std::size_t>(rank)]));
   if (schedules_.size() == kMost) schedules_.clear();
   schedules_.emplace(key, made);
   return made;

@@ -10,6 +10,7 @@
 // and that is the backend's business (credits, see verify.hpp).
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -58,13 +59,13 @@ class Lowering {
         size_(static_cast<int>(all.size())),
         chunks_(all[0].chunks) {}
 
-  std::vector<Schedule> run() {
+  std::vector<Schedule> run(std::optional<int> only) {
     trace();
     find_outputs();
     split_inputs();
     mark_live();
     place();
-    return emit();
+    return emit(only);
   }
 
  private:
@@ -286,8 +287,12 @@ class Lowering {
   struct Emitter {
     Schedule schedule;
     std::set<std::pair<int, int>> waited;
+    std::set<int> stages;  // that it has steps in
     int stage = 0;
+    bool is_wanted = true;
     void add(Step step) {
+      stages.insert(stage);
+      if (!is_wanted) return;
       step.stage = stage;
       schedule.steps.push_back(std::move(step));
     }
@@ -304,12 +309,15 @@ class Lowering {
     if (emitter.waited.insert({of, slot}).second) emitter.add({Verb::wait, {}, {}, {of}, slot});
   }
 
-  std::vector<Schedule> emit() {
+  /// `only`: of one rank, all others empty. Each knows all slots of all ranks: of many ranks, that
+  /// is a lot of memory.
+  std::vector<Schedule> emit(std::optional<int> only) {
     readers_.resize(size_);
     attached_readers_.resize(size_);
     std::vector<Emitter> emitters(size_);
     for (int rank = 0; rank < size_; ++rank) {
       Emitter& emitter = emitters[rank];
+      emitter.is_wanted = !only || *only == rank;
       emitter.schedule.chunks = chunks_;
       emitter.schedule.parts = all_[rank].parts;
       if (entry_[rank] >= 0) emitter.add({Verb::signal, {}, {}, {}, entry_[rank]});
@@ -334,7 +342,8 @@ class Lowering {
       if (!slots_[rank].empty())
         units = std::max(units, slots_[rank].back().offset + slots_[rank].back().span);
     }
-    for (int rank = 0; rank < size_; ++rank) {
+    lowered.resize(static_cast<std::size_t>(size_));
+    for (int rank = only.value_or(0); rank < (only ? *only + 1 : size_); ++rank) {
       Schedule& schedule = emitters[rank].schedule;
       schedule.is_lowered = true;
       schedule.is_delivered = delivers_;
@@ -346,7 +355,7 @@ class Lowering {
       schedule.attached_readers.assign(attached_readers_[rank].begin(),
                                        attached_readers_[rank].end());
       schedule.endangers_input = endangers_input(rank);
-      lowered.push_back(std::move(schedule));
+      lowered[static_cast<std::size_t>(rank)] = std::move(schedule);
     }
     return lowered;
   }
@@ -356,7 +365,7 @@ class Lowering {
   static int close_stages(std::vector<Emitter>& emitters) {
     std::set<int> used;
     for (const Emitter& emitter : emitters)
-      for (const Step& step : emitter.schedule.steps) used.insert(step.stage);
+      used.insert(emitter.stages.begin(), emitter.stages.end());
     for (Emitter& emitter : emitters)
       for (Step& step : emitter.schedule.steps)
         step.stage = static_cast<int>(std::distance(used.begin(), used.find(step.stage)));
@@ -533,8 +542,9 @@ bool is_without_scratch(const std::vector<Schedule>& all) {
   return true;
 }
 
-std::vector<Schedule> lower(const std::vector<Schedule>& all, const Shape& shape, Reach reach) {
-  return reach == Reach::map ? number_signals(all) : Lowering(all, shape, reach).run();
+std::vector<Schedule> lower(const std::vector<Schedule>& all, const Shape& shape, Reach reach,
+                            std::optional<int> only) {
+  return reach == Reach::map ? number_signals(all) : Lowering(all, shape, reach).run(only);
 }
 
 }  // namespace trib

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -234,8 +235,10 @@ constexpr const char* name(Engine engine) {
 /// that peer may have overwritten it, also where `out` aliases `in`, unless endangers_input says
 /// so: unless shape.in_place, the result is good for calls in place, too. With Reach::map the steps
 /// stay as they are, for calls that are in place or not as `shape` says; only signals get numbers.
-/// Throws Error(Code::internal) if the schedules deadlock.
-std::vector<Schedule> lower(const std::vector<Schedule>& all, const Shape& shape, Reach reach);
+/// `only`: that rank's alone, and nothing for others, as each holds what is known of all: those of
+/// 256 ranks take gigabytes. Throws Error(Code::internal) if the schedules deadlock.
+std::vector<Schedule> lower(const std::vector<Schedule>& all, const Shape& shape, Reach reach,
+                            std::optional<int> only = {});
 
 /// One line per step, for people and tests. Those of all ranks, to be read back: see script.hpp.
 std::string to_string(const Location& location);
