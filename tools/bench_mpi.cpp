@@ -31,6 +31,7 @@ const char* tributary_type(Dtype dtype) {
   }
 }
 
+/// MPI_DATATYPE_NULL: C has no such type.
 MPI_Datatype mpi_type(Dtype dtype) {
   switch (dtype) {
     case Dtype::i8:
@@ -93,8 +94,7 @@ MPI_Datatype mpi_type(Dtype dtype) {
     const auto make = reinterpret_cast<Make>(dlsym(RTLD_DEFAULT, "trib_mpi_type"));
     if (make) return make(own);
   }
-  throw std::invalid_argument("--dtype: this MPI has no C type for " +
-                              std::string(trib::name(dtype)));
+  return MPI_DATATYPE_NULL;
 }
 
 MPI_Op mpi_op(Op op) {
@@ -395,6 +395,16 @@ class CopySide : public MpiSide {
 };
 
 }  // namespace
+
+void check_type(Dtype dtype) {
+  if (mpi_type(dtype) != MPI_DATATYPE_NULL) return;
+  std::string names;
+  for (int i = 0; i < kDtypes; ++i)
+    if (const auto known = static_cast<Dtype>(i); mpi_type(known) != MPI_DATATYPE_NULL)
+      names += (names.empty() ? "" : ", ") + std::string(trib::name(known));
+  throw std::invalid_argument("--dtype: this MPI has no C type for " +
+                              std::string(trib::name(dtype)) + "; accepted: " + names);
+}
 
 std::unique_ptr<Side> make_mpi_side(const World& world, Mode mode, MpiCaller caller,
                                     const Keys& keys) {

@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <limits>
 #include <optional>
+
+#include "numbers.hpp"
 
 namespace trib::bench {
 namespace {
@@ -19,6 +22,7 @@ constexpr std::array<std::string_view, 5> kModes{"blocking", "nonblocking", "per
 // is captured and instantiated anew for every size.
 constexpr int kStreamBurst = 32;
 constexpr int kGraphBurst = 8;
+constexpr int kMost = std::numeric_limits<int>::max();
 
 template <class Enum, int count>
 Enum find_named(const std::string& option, const std::string& wanted, const char* also = "") {
@@ -43,7 +47,8 @@ std::vector<std::string> split(const std::string& text, char separator) {
 
 std::vector<std::size_t> read_sizes(const std::string& text) {
   std::vector<std::size_t> sizes;
-  for (const std::string& size : split(text, ',')) sizes.push_back(std::stoull(size));
+  for (const std::string& size : split(text, ','))
+    sizes.push_back(read_number<std::size_t>("--sizes", size, 1, std::size_t{1} << 50));
   if (sizes.empty()) throw std::invalid_argument("--sizes: no size given");
   return sizes;
 }
@@ -155,13 +160,13 @@ Options read_options(int argc, char** argv) {
     else if (option == "--op")
       options.op = find_named<Op, kOps>(option, value);
     else if (option == "--root")
-      options.root = std::stoi(value);
+      options.root = read_number(option, value, 0, kMost);
     else if (option == "--repeats")
-      options.repeats = std::max(1, std::stoi(value));
+      options.repeats = read_number(option, value, 1, kMost);
     else if (option == "--batch-ms")
-      options.batch_seconds = std::stod(value) / 1000;
+      options.batch_seconds = read_number(option, value, 0.0, 1e9) / 1000;
     else if (option == "--iterations")
-      options.iterations = std::stol(value);
+      options.iterations = read_number(option, value, 0L, 1000000000L);
     else if (option == "--check")
       options.check = read_flag(option, value);
     else if (option == "--memory")
@@ -169,7 +174,7 @@ Options read_options(int argc, char** argv) {
     else if (option == "--mode")
       options.mode = find_named<Mode, kModes.size()>(option, value);
     else if (option == "--burst")
-      options.burst = std::max(1, std::stoi(value));
+      options.burst = read_number(option, value, 1, kMost);
     else if (option == "--compare")
       compare = value;
     else if (option == "--mpi-gpu-aware")

@@ -11,6 +11,7 @@ namespace trib::bench {
 Setup::Setup(const World& world, const Options& options) : description(nlohmann::json::object()) {
   if (options.root < 0 || options.root >= world.size)
     throw SetupFailed("--root: " + std::to_string(options.root) + " is no rank");
+  if (!is_on_stream(options.mode)) world.together([&] { check_type(options.dtype); });
   preload = file_of("MPI_Allreduce");
   if (preload == file_of("PMPI_Allreduce")) preload.clear();
   if (options.memory == Memory::cuda) find_gpus(world, options);

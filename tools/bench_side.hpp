@@ -67,6 +67,9 @@ class Side {
   virtual void finish() {}
 };
 
+/// Throws std::invalid_argument where this MPI has no C type for it.
+void check_type(Dtype dtype);
+
 /// Who is called through MPI.
 enum class MpiCaller {
   tributary,           ///< MPI_X, as the preload library serves it

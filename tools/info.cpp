@@ -2,12 +2,16 @@
 // What this build of Tributary can do, as JSON: settings, algorithms, backends, operators and
 // types. It links the core library and no MPI. `trib info` prints it, `trib run` takes its options
 // from it, the tables of docs/ are made from it. With the argument `gpus` also what GPUs there are,
-// which takes a context on one of them.
+// which takes a context on one of them. With `findings` it is something else: a tuning file that
+// comes by standard input, read as the library does and written anew.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <iostream>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "algorithm/registry.hpp"
 #include "backend/backend.hpp"
@@ -109,10 +113,22 @@ ordered_json gpus(const trib::Config& config) {
   return ordered_json::parse(device->inventory(config));
 }
 
+std::string findings() {
+  const std::string text(std::istreambuf_iterator<char>(std::cin), {});
+  return trib::to_text(trib::parse_records(text));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  const auto is_asked_for = [&](const char* word) {
+    return argc > 1 && std::strcmp(argv[1], word) == 0;
+  };
   try {
+    if (is_asked_for("findings")) {
+      std::printf("%s", findings().c_str());
+      return 0;
+    }
     const trib::Config config = trib::read_config();
     const ordered_json tuning{{"file", trib::tuning_path(config.tuning_file)},
                               {"machine", trib::machine_name()}};
@@ -120,7 +136,7 @@ int main(int argc, char** argv) {
                      {"tuning", tuning},           {"levels", levels()},
                      {"algorithms", algorithms()}, {"backends", backends()},
                      {"dtypes", dtypes()},         {"operators", operators()}};
-    if (argc > 1 && std::strcmp(argv[1], "gpus") == 0) all["gpus"] = gpus(config);
+    if (is_asked_for("gpus")) all["gpus"] = gpus(config);
     std::printf("%s\n", all.dump(2).c_str());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "trib-info: %s\n", error.what());

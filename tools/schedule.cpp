@@ -4,9 +4,9 @@
 // draws what comes from here.
 #include <algorithm>
 #include <barrier>
-#include <charconv>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -20,12 +20,14 @@
 #include "backend/backend.hpp"
 #include "base/bootstrap.hpp"
 #include "base/config.hpp"
+#include "numbers.hpp"
 #include "schedule/script.hpp"
 #include "tune/select.hpp"
 
 namespace {
 
 using nlohmann::ordered_json;
+using trib::read_number;
 using trib::Script;
 
 constexpr const char* kUsage =
@@ -54,16 +56,6 @@ struct Options {
 [[noreturn]] void refuse(const std::string& option, const std::string& value,
                          const std::string& accepted) {
   throw std::invalid_argument(option + ": " + value + " is none of " + accepted);
-}
-
-template <class Number>
-Number read_number(const std::string& option, const std::string& text, Number least, Number most) {
-  Number value{};
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stop != text.data() + text.size() || value < least || value > most)
-    throw std::invalid_argument(option + ": " + text + ": accepted: " + std::to_string(least) +
-                                " to " + std::to_string(most));
-  return value;
 }
 
 trib::Levels read_levels(const std::string& text, int ranks) {
@@ -196,7 +188,8 @@ std::string read_file(const std::string& file) {
   std::ifstream stream;
   if (file != "-") {
     stream.open(file, std::ios::binary);
-    if (!stream) throw std::invalid_argument("--verify: " + file + ": it cannot be read");
+    if (!stream || std::filesystem::is_directory(file))
+      throw std::invalid_argument("--verify: " + file + ": it cannot be read");
   }
   std::istream& from = file == "-" ? std::cin : stream;
   std::string text;

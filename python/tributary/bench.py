@@ -23,6 +23,8 @@ COLLECTIVES = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")
 MEMORIES = ("host", "cuda")
 MODES = ("blocking", "nonblocking", "persistent", "stream", "graph")
 ON_STREAM = ("stream", "graph")
+# For a launcher to end after its ranks.
+_PATIENCE_S = 20
 # What Tributary can be compared with. intel: Intel MPI on GPU buffers; blocking: its own blocking call; registered: its own call on a stream, with a
 # registered buffer for results. Besides there is "floor", which is no library.
 COMPARED = ("mpi", "intel", "nccl", "blocking", "registered")
@@ -222,6 +224,7 @@ class Measurement:
     notes: list[str] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
     vendor: str = ""  # of the MPI
+    is_complete: bool = False  # the job came to its end
 
     @property
     def mpi_title(self) -> str:
@@ -243,6 +246,11 @@ class Measurement:
     def wrong(self) -> int:
         """Wrong elements of Tributary's, over all sizes."""
         return sum(r.tributary.wrong or 0 for r in self.results if r.tributary)
+
+    @property
+    def planned(self) -> int:
+        """How many results there are to be."""
+        return len(self.job.sizes) * (len(COLLECTIVES) if self.job.collective == "all" else 1)
 
 
 def mpi_title(version: str) -> str:
@@ -312,6 +320,8 @@ def lines(job: Job, measurement: Measurement) -> Iterator[dict[str, Any]]:
     """Run the native benchmark; its lines on single sizes as they come. Fills the rest of `measurement`."""
     program = _program(job.mpi)
     abi = tree.ABI_OF[job.mpi]
+    if job.tune or job.ways:
+        tree.need_preload_library(abi)
     has_preload = tree.preload_library(abi) is not None
     plan = mpi.plan(program, job.ranks, job.mpi, job.launcher, job.settings, preload=has_preload)
     argv = plan.argv([str(program), *job.arguments()])
@@ -325,7 +335,7 @@ def lines(job: Job, measurement: Measurement) -> Iterator[dict[str, Any]]:
         env=plan.full_environment(),
     )
     assert process.stdout is not None
-    ends = 0
+    is_complete = False
     problem = ""
     try:
         for text in process.stdout:
@@ -341,18 +351,33 @@ def lines(job: Job, measurement: Measurement) -> Iterator[dict[str, Any]]:
             elif line["type"] == "error":
                 problem = line["text"]
             elif line["type"] == "end":
-                ends += 1
+                is_complete = True
             else:
                 yield line
+    except BaseException:  # Ctrl-C, too
+        process.terminate()
+        raise
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            if process.poll() is None and ends == 0:
-                process.terminate()
-        status = process.wait()
+        status = _wait(process)
     if problem:
         raise UserError(problem)
-    if status != 0 or ends == 0:
-        raise UserError(f"the benchmark ended with status {status}: {shlex.join(argv)}")
+    if status != 0 or not is_complete:
+        notes = [] if measurement.results else measurement.notes  # else they stand in the report
+        text = f"the benchmark ended with status {status}: {shlex.join(argv)}"
+        raise UserError("\n".join([text, *notes]))
+    measurement.is_complete = True
+
+
+def _wait(process: subprocess.Popen[str]) -> int:
+    """Until a launcher, whose ranks are done or were told to be, has ended. One that does not is killed."""
+    try:
+        process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        if process.poll() is None:
+            process.kill()
+    return process.wait()
 
 
 def read_result(line: dict[str, Any], begin: dict[str, Any], vendor: str) -> Result:
@@ -426,16 +451,16 @@ def environment(measurement: Measurement) -> dict[str, Any]:
         "settings": {**tree.environment_settings(), **measurement.job.settings},
         "tuning_file": tuning_file if tuning_file and Path(tuning_file).is_file() else None,
         "command": shlex.join(measurement.command),
+        "is_complete": measurement.is_complete,
         **{key: begin[key] for key in (*of_gpus, *of_nccl) if key in begin},
     }
 
 
 def _ratio_row(result: Result, other: str) -> dict[str, Any]:
     ratios = result.ratios_to(other)
-    library = {} if result.memory == "host" else {"library": result.compared[other].library}
     return {
         "collective": result.collective,
-        **library,
+        "library": result.compared[other].library,
         "bytes": result.bytes,
         "ratio": round(statistics.median(ratios), 4),
         "low": round(min(ratios), 4),

@@ -50,7 +50,7 @@ def which(command: str) -> Path | None:
     resolved: a virtual environment is where its links are.
     """
     found = shutil.which(command)
-    return Path.cwd() / found if found else None
+    return Path(found).absolute() if found else None
 
 
 def which_launcher(command: str) -> Path | None:
@@ -111,7 +111,7 @@ class Installation:
     library: Path | None  # libmpi
     mpiexec: Path | None
     version: str
-    origin: str  # "PyPI", "PATH"
+    origin: str  # how it was found, as "PyPI", "PATH", "--launcher"
 
     @property
     def title(self) -> str:
@@ -119,22 +119,21 @@ class Installation:
         return f"{TITLES[self.vendor]} {self.version}".strip()
 
 
-def _wheel_prefixes() -> list[Path]:
-    """Where MPIs from PyPI are: one prefix each below .venv/mpi, or straight in the environment."""
+def _wheel_prefixes() -> dict[Path, str]:
+    """Where MPIs from PyPI are: one prefix each below .venv/mpi, or straight in the environment. And how each was found."""
     below = Path(sys.prefix) / "mpi"
-    prefixes = [below / name for name in ("mpich", "openmpi", "intel")]
-    prefixes.append(Path(sys.prefix))
-    root = os.environ.get("I_MPI_ROOT")
-    if root:
-        prefixes.append(Path(root))
-    return prefixes
+    prefixes = [*(below / name for name in ("mpich", "openmpi", "intel")), Path(sys.prefix)]
+    found = dict.fromkeys(prefixes, "PyPI")
+    if root := os.environ.get("I_MPI_ROOT"):
+        found.setdefault(Path(root), "I_MPI_ROOT")
+    return found
 
 
 @functools.cache
 def wheels() -> tuple[Installation, ...]:
     """The MPIs from PyPI, at most one of each vendor."""
     found: dict[str, Installation] = {}
-    for prefix in _wheel_prefixes():
+    for prefix, origin in _wheel_prefixes().items():
         for soname in ("libmpi.so.12", "libmpi.so.40"):
             library = prefix / "lib" / soname
             vendor = vendor_of_library(library) if library.is_file() else None
@@ -148,7 +147,7 @@ def wheels() -> tuple[Installation, ...]:
                 library=library,
                 mpiexec=mpiexec if mpiexec.is_file() else None,
                 version=known[1] if known else "",
-                origin="PyPI",
+                origin=origin,
             )
     return tuple(found.values())
 
@@ -247,9 +246,13 @@ def _python_program(program: Path) -> Linked:
 def find_program(command: str) -> Path:
     """The file that would run."""
     path = which(command)
-    if path is None:
-        raise UserError(f"CMD: {command}: no such program")
-    return path
+    if path is not None:
+        return path
+    if Path(command).is_dir():
+        raise UserError(f"CMD: {command}: this is a folder, not a program")
+    if "/" in command and Path(command).exists():
+        raise UserError(f"CMD: {command}: it is there, but may not be executed (chmod +x)")
+    raise UserError(f"CMD: {command}: no such program")
 
 
 def linked_with(program: Path) -> Linked:
@@ -322,10 +325,15 @@ class Plan:
         return {**os.environ, **self.launcher_environment()}
 
 
-def check_name(name: str, option: str = "--mpi") -> str:
+def _said(name: str) -> str:
+    """How the user said which MPI it is."""
+    return f"TRIB_MPI={name}" if os.environ.get("TRIB_MPI") == name else f"--mpi {name}"
+
+
+def check_name(name: str) -> str:
     """`name` if it is one of NAMES."""
     if name not in NAMES:
-        raise UserError(f"{option}: {name} is none of {', '.join(NAMES)}")
+        raise UserError(f"{_said(name)}: accepted: {', '.join(NAMES)}")
     return name
 
 
@@ -345,7 +353,7 @@ def choose_vendor(linked: Linked, name: str | None) -> tuple[str, str]:
             abi = tree.ABI_OF[name]
             if linked.mpi4py and abi not in linked.mpi4py:
                 raise UserError(
-                    f"--mpi {name}: mpi4py of {linked.program} is built for {', '.join(sorted(linked.mpi4py))} only"
+                    f"{_said(name)}: mpi4py of {linked.program} is built for {', '.join(sorted(linked.mpi4py))} only"
                 )
             return abi, "mpich" if name == "abi" else name
         if on_path():
@@ -375,7 +383,7 @@ def choose_vendor(linked: Linked, name: str | None) -> tuple[str, str]:
     if name not in accepted[linked.abi]:
         where = f" ({linked.library})" if linked.library else ""
         raise UserError(
-            f"--mpi {name}: {linked.program} is {linked.why}{where}, that is {TITLES[linked.abi]}; "
+            f"{_said(name)}: {linked.program} is {linked.why}{where}, that is {TITLES[linked.abi]}; "
             f"accepted: {', '.join(accepted[linked.abi])}"
         )
     if name == "abi":
@@ -577,7 +585,7 @@ def _use_runtime(made: Plan) -> None:
             )
         if linked.vendor != made.vendor:
             raise UserError(
-                f"--mpi {made.vendor}: it is not here; {linked.program} would load {linked.library}"
+                f"{_said(made.vendor)}: it is not here; {linked.program} would load {linked.library}"
             )
         return  # the system's own: found by the loader
     if linked.vendor != made.vendor:
@@ -596,7 +604,7 @@ def _use_runtime_of_launcher(made: Plan) -> None:
     installation = made.installation
     if installation is None:
         return
-    if installation.origin == "PyPI":
+    if installation.origin in ("PyPI", "I_MPI_ROOT"):
         made.rank_environment["LD_LIBRARY_PATH"] = _with_folder(installation)
         _use_root(made, installation)
     if made.linked.is_python:

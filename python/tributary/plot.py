@@ -58,11 +58,12 @@ def _size_label(value: float, _: object = None) -> str:
 def _save(figure: Any, path: Path) -> None:
     import matplotlib.pyplot as plt
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-def _two_rows(columns: int) -> tuple[Any, Any]:
+def _panels(columns: int, has_ratios: bool = True) -> tuple[Any, Any]:
     """A figure: per column times above and ratios below."""
     import matplotlib
 
@@ -70,23 +71,49 @@ def _two_rows(columns: int) -> tuple[Any, Any]:
     import matplotlib.pyplot as plt
 
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    return plt.subplots(
-        2,
+    made: tuple[Any, Any] = plt.subplots(
+        1 + has_ratios,
         columns,
-        figsize=(max(5.2, 3.4 * columns + 0.8), 5.6),
+        figsize=(max(5.2, 3.4 * columns + 0.8), 3.6 + 2 * has_ratios),
         sharex="col",
         sharey="row",
         squeeze=False,
-        height_ratios=(3, 2),
+        height_ratios=(3, 2)[: 1 + has_ratios],
         layout="constrained",
     )
+    return made
 
 
-def _write_subtitle(figure: Any, text: str) -> None:
-    """In as many lines as it takes; the panels begin below two."""
+def _label_sizes(axis: Any, sizes: Sequence[int]) -> None:
+    """Name sizes that were measured, as many as there is room for."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    ticks = sorted(set(sizes))
+    while len(ticks) > 6:
+        ticks = ticks[::2]
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(_size_label))
+
+
+def _dress(axes: Any, column: int, title: str, sizes: Sequence[int]) -> None:
+    """Title and scales of a column, whose uppermost panel has times."""
+    upper, lowest = axes[0][column], axes[-1][column]
+    upper.set_title(title, fontsize=10, fontweight="bold")
+    upper.set_xscale("log", base=2)
+    upper.set_yscale("log")
+    upper.grid(True, which="major", color="#e5e7eb", lw=0.7)
+    _label_sizes(lowest.xaxis, sizes)
+    lowest.set_xlabel("bytes")
+
+
+def _write_titles(figure: Any, title: str, subtitle: str) -> None:
+    """The subtitle in as many lines as it takes; the panels begin below two."""
+    figure.suptitle(f"{title}\n", fontsize=12, fontweight="bold", x=0.01, ha="left")
     per_line = int(figure.get_figwidth() * 15.5)
-    wrapped = textwrap.fill(text, per_line)
-    figure.text(0.01, 0.945, wrapped, fontsize=8.5, color=PARITY, ha="left", va="top")
+    wrapped = textwrap.fill(subtitle, per_line)
+    top = 1 - 0.308 / figure.get_figheight()
+    figure.text(0.01, top, wrapped, fontsize=8.5, color=PARITY, ha="left", va="top")
 
 
 def draw(
@@ -94,20 +121,16 @@ def draw(
     path: Path,
     title: str,
     subtitle: str,
-    mpi: str,
+    names: Mapping[str, str],
     others: Mapping[str, Sequence[tuple[int, float, float]]] | None = None,
-    nccl: str = "NCCL",
-    names: Mapping[str, str] | None = None,
 ) -> None:
     """Write the picture to `path` (the suffix says the format).
 
-    `mpi`, `nccl`: how the libraries are called; `names`: others that there are, by their keys in STYLES. `others`: (bytes, MPI's time, ours) by another benchmark, per panel title.
+    `names`: how the libraries are called, by their keys in STYLES. `others`: (bytes, MPI's time, ours) by another benchmark, per panel title.
     """
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    figure, axes = _two_rows(len(panels))
     points = [point for panel in panels for point in panel.points]
-    titles = {"mpi": mpi, "nccl": nccl, **(names or {})}
     there = dict.fromkeys(name for point in points for name in point.compared)
     libraries = [name for name in STYLES if name in there] + [n for n in there if n not in STYLES]
     styles = dict(STYLES)
@@ -116,14 +139,14 @@ def draw(
     known_ratios = [
         other.ratio for point in points for other in point.compared.values() if other.ratio
     ]
-    has_ratio = bool(known_ratios)
     for panel in panels:
         known_ratios += [a / b for _, a, b in (others or {}).get(panel.title, ())]
+    figure, axes = _panels(len(panels), has_ratios=bool(known_ratios))
     for column, panel in enumerate(panels):
-        upper, lower = axes[0][column], axes[1][column]
+        upper = axes[0][column]
         lines = [
             (
-                titles.get(name, name),
+                names.get(name, name),
                 *styles[name],
                 [(p.bytes, p.compared[name].time_us) for p in panel.points if name in p.compared],
             )
@@ -146,11 +169,12 @@ def draw(
         for size, before, after in (others or {}).get(panel.title, ()):
             upper.plot(size, before, color=THEIRS, marker="x", ms=4, lw=0, alpha=0.6)
             upper.plot(size, after, color=OURS, marker="x", ms=4, lw=0, alpha=0.6)
+        _dress(axes, column, panel.title, [p.bytes for p in panel.points])
+    axes[0][0].set_ylabel("time per call, µs")
+    axes[0][0].legend(frameon=False, loc="upper left")
+    for panel, lower in zip(panels, axes[1] if known_ratios else (), strict=False):
+        for size, before, after in (others or {}).get(panel.title, ()):
             lower.plot(size, before / after, color=OURS, marker="x", ms=4, lw=0, alpha=0.6)
-        upper.set_title(panel.title, fontsize=10, fontweight="bold")
-        upper.set_xscale("log", base=2)
-        upper.set_yscale("log")
-        upper.grid(True, which="major", color="#e5e7eb", lw=0.7)
         lower.axhline(1, color=PARITY, lw=1, ls="--")
         for name in libraries:
             ratios = [
@@ -168,24 +192,14 @@ def draw(
         lower.set_yscale("log", base=2)
         lower.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         lower.grid(True, which="major", color="#e5e7eb", lw=0.7)
-        lower.xaxis.set_major_locator(LogLocator(base=16))
-        lower.xaxis.set_minor_locator(NullLocator())
-        lower.xaxis.set_major_formatter(FuncFormatter(_size_label))
-        upper.xaxis.set_minor_formatter(NullFormatter())
-        lower.set_xlabel("bytes")
-    axes[0][0].set_ylabel("time per call, µs")
-    faster = "times faster than each" if len(libraries) > 1 else "times faster"
-    axes[1][0].set_ylabel(faster if has_ratio else "")
-    axes[0][0].legend(frameon=False, loc="upper left")
-    if has_ratio:
         # A span may reach far beyond its point where something else ran meanwhile: the points set the scale.
-        for lower in axes[1]:
-            lower.set_ylim(min(0.45, min(known_ratios) / 1.3), max(2.2, max(known_ratios) * 1.3))
-            lower.yaxis.set_major_locator(LogLocator(base=2))
-            lower.yaxis.set_minor_locator(NullLocator())
-    figure.suptitle(f"{title}\n", fontsize=12, fontweight="bold", x=0.01, ha="left")
-    _write_subtitle(figure, subtitle)
-    path.parent.mkdir(parents=True, exist_ok=True)
+        lower.set_ylim(min(0.45, min(known_ratios) / 1.3), max(2.2, max(known_ratios) * 1.3))
+        lower.yaxis.set_major_locator(LogLocator(base=2))
+        lower.yaxis.set_minor_locator(NullLocator())
+    if known_ratios:
+        faster = "times faster than each" if len(libraries) > 1 else "times faster"
+        axes[1][0].set_ylabel(faster)
+    _write_titles(figure, title, subtitle)
     _save(figure, path)
 
 
@@ -212,9 +226,7 @@ class TuningPanel:
 
 def draw_tuning(panels: Sequence[TuningPanel], path: Path, title: str, subtitle: str) -> None:
     """Times over bytes, and below them how far the tuned and the default choice are from the best candidate."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
-
-    figure, axes = _two_rows(len(panels))
+    figure, axes = _panels(len(panels))
     lines = (("default table", THEIRS, "s", "default_us"), ("tuned", OURS, "o", "tuned_us"))
     for column, panel in enumerate(panels):
         upper, lower = axes[0][column], axes[1][column]
@@ -236,19 +248,9 @@ def draw_tuning(panels: Sequence[TuningPanel], path: Path, title: str, subtitle:
         for limit in (1.1, 1.25):
             lower.axhline(limit, color="#e5e7eb", lw=1)
         lower.axhline(1, color=PARITY, lw=1, ls="--")
-        upper.set_title(panel.title, fontsize=10, fontweight="bold")
-        upper.set_xscale("log", base=2)
-        upper.set_yscale("log")
-        upper.grid(True, which="major", color="#e5e7eb", lw=0.7)
-        upper.xaxis.set_minor_formatter(NullFormatter())
-        lower.xaxis.set_major_locator(LogLocator(base=16))
-        lower.xaxis.set_minor_locator(NullLocator())
-        lower.xaxis.set_major_formatter(FuncFormatter(_size_label))
-        lower.set_xlabel("bytes")
+        _dress(axes, column, panel.title, sizes)
     axes[0][0].set_ylabel("time per call, µs")
     axes[1][0].set_ylabel("time / best candidate's")
     axes[0][0].legend(frameon=False, loc="upper left")
-    figure.suptitle(f"{title}\n", fontsize=12, fontweight="bold", x=0.01, ha="left")
-    _write_subtitle(figure, subtitle)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_titles(figure, title, subtitle)
     _save(figure, path)

@@ -15,15 +15,14 @@ from tributary.errors import UserError
 _Cell = tuple[int, str, int, int]
 
 
-def ask(arguments: Sequence[str], text: str | None = None) -> dict[str, Any]:
+def ask(arguments: Sequence[str], text: bytes | None = None) -> dict[str, Any]:
     """What trib-schedule says to these arguments, as a document; `text` is its standard input."""
     command = [str(tree.need_program("trib-schedule")), *arguments, "--format", "json"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=text, capture_output=True, check=False)
     # 1: the schedule is wrong, which the document says.
     if done.returncode not in (0, 1) or not done.stdout:
-        raise UserError(
-            done.stderr.strip().removeprefix("trib-schedule: ") or f"{command[0]} failed"
-        )
+        said = done.stderr.decode(errors="replace").strip().removeprefix("trib-schedule: ")
+        raise UserError(said or f"{command[0]} failed")
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 

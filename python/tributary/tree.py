@@ -21,7 +21,7 @@ def _homes() -> list[Path]:
     """Folders with lib/ and bin/ (a build) or libexec/tributary/ (an installation), best first."""
     chosen = os.environ.get("TRIB_HOME")
     if chosen:
-        return [Path(chosen)]
+        return [Path(chosen).absolute()]
     source = Path(__file__).resolve().parents[2]
     return [source / "build", Path(sys.prefix), Path("/usr/local"), Path("/usr")]
 
@@ -82,20 +82,29 @@ def preloads(abi: str, settings: Mapping[str, str]) -> str:
                 "TRIB_SHARED_HEAP=1 needs libtributary_heap.so, which is not there; `make build` builds it"
             )
         libraries.append(heap)
+    for library in libraries:
+        if " " in str(library) or ":" in str(library):
+            raise UserError(
+                f"LD_PRELOAD cannot name {library}: it ends names at spaces and colons; "
+                "name a link to that place without any by TRIB_HOME"
+            )
     return ":".join(map(str, libraries))
 
 
-def _ask(settings: dict[str, str] | None = None, *words: str) -> dict[str, Any]:
+def _ask(
+    *words: str, settings: dict[str, str] | None = None, text: bytes | None = None
+) -> dict[str, Any]:
     path = need_program("trib-info")
     done = subprocess.run(
         [path, *words],
         capture_output=True,
-        text=True,
+        input=text,
         check=False,
         env={**os.environ, **(settings or {})},
     )
     if done.returncode != 0:
-        raise UserError(done.stderr.strip().removeprefix("trib-info: ") or f"{path} failed")
+        said = done.stderr.decode(errors="replace").strip().removeprefix("trib-info: ")
+        raise UserError(said or f"{path} failed")
     loaded: dict[str, Any] = json.loads(done.stdout)
     return loaded
 
@@ -105,7 +114,12 @@ def info(with_gpus: bool = False) -> dict[str, Any]:
     """What trib-info says: settings, algorithms, backends, operators and types; of GPUs where that is asked for, since it
     takes a context on one.
     """
-    return _ask(None, *(("gpus",) if with_gpus else ()))
+    return _ask(*(("gpus",) if with_gpus else ()))
+
+
+def findings(text: bytes) -> dict[str, Any]:
+    """What a tuning file says, if the library itself would take it."""
+    return _ask("findings", text=text)
 
 
 def environment_settings() -> dict[str, str]:
@@ -116,7 +130,7 @@ def environment_settings() -> dict[str, str]:
 
 def check_settings(settings: dict[str, str]) -> None:
     """Let the library itself say whether it accepts these variables, beside those of the environment."""
-    values = {row["variable"]: row["value"] for row in _ask(settings)["settings"]}
+    values = {row["variable"]: row["value"] for row in _ask(settings=settings)["settings"]}
     associations = {row["name"]: row["association"] for row in info()["algorithms"]}
     wanted = values["TRIB_ALGORITHM"]
     if wanted == "auto":

@@ -5,7 +5,7 @@ The library writes the file (src/tune/tuning_file.cpp says what stands in it) wh
 the native benchmark is made to make some.
 """
 
-import json
+import os
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,8 +14,6 @@ from typing import Any
 
 from tributary import bench, tree
 from tributary.errors import UserError
-
-FORMAT, VERSION = "tributary tuning", 1
 
 
 @dataclass(frozen=True)
@@ -63,15 +61,28 @@ class Finding:
     least_us: float
     candidates: dict[Way, float] = field(default_factory=dict, hash=False)
 
+    @property
+    def choice(self) -> str:
+        """For people."""
+        return "the default" if self.is_default else self.way.text
+
+
+def missing() -> str:
+    """Why there is no file; empty: there is one."""
+    if tree.info()["tuning"]["file"]:
+        return ""
+    if os.environ.get("TRIB_TUNING_FILE") == "none":
+        return "TRIB_TUNING_FILE=none"
+    return "neither HOME nor XDG_CACHE_HOME names a folder"
+
 
 def path() -> Path:
     """The file that the settings name."""
-    name = tree.info()["tuning"]["file"]
-    if not name:
+    if why := missing():
         raise UserError(
-            "TRIB_TUNING_FILE=none: findings are kept nowhere; accepted: auto or an absolute path"
+            f"{why}: findings are kept nowhere; TRIB_TUNING_FILE may be an absolute path"
         )
-    return Path(name)
+    return Path(tree.info()["tuning"]["file"])
 
 
 def machine() -> str:
@@ -105,22 +116,24 @@ def _finding(machine_name: str, row: dict[str, Any]) -> Finding:
 
 
 def read(file: Path) -> list[Finding]:
-    """All findings; none if the file is not there."""
+    """All findings; none if the file is not there. The library says whether it would take the file."""
+    if file.exists() and not file.is_file():
+        raise UserError(f"{file} is no plain file; TRIB_TUNING_FILE names another one")
     try:
-        document = json.loads(file.read_text())
-        if document["format"] != FORMAT:
-            raise UserError(f"{file} is not a tuning file of Tributary")
-        if document["version"] != VERSION:
-            raise UserError(f"{file} is of another version of Tributary")
-        return [_finding(name, row) for name, rows in document["machines"].items() for row in rows]
+        text = file.read_bytes()
     except FileNotFoundError:
         return []
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    if not text:
+        return []
+    try:
+        document = tree.findings(text)
+    except UserError as error:
         raise UserError(
-            f"{file} is damaged; remove it, or name another file by TRIB_TUNING_FILE"
+            f"{file} is damaged or not Tributary's ({error}); remove it, or name another file by TRIB_TUNING_FILE"
         ) from None
+    return [_finding(name, row) for name, rows in document["machines"].items() for row in rows]
 
 
 def of_this_machine(findings: list[Finding]) -> list[Finding]:
@@ -153,9 +166,6 @@ class Check:
     tuned_us: float
     default_us: float
     ways_us: dict[str, float]
-    # Of each repeat: the time over that of the best way.
-    tuned_ratios: tuple[float, ...]
-    default_ratios: tuple[float, ...]
 
     @property
     def best_us(self) -> float:
@@ -165,12 +175,12 @@ class Check:
     @property
     def tuned_ratio(self) -> float:
         """The tuned choice's time over the best one's."""
-        return statistics.median(self.tuned_ratios)
+        return self.tuned_us / self.best_us
 
     @property
     def default_ratio(self) -> float:
         """The default table's choice's time over the best one's."""
-        return statistics.median(self.default_ratios)
+        return self.default_us / self.best_us
 
 
 def worth_measuring(finding: Finding, factor: float = 1.5) -> list[Way]:
@@ -187,16 +197,8 @@ def check(finding: Finding, job: bench.Job) -> Check:
     if len(rows) != 1:
         raise UserError(f"the benchmark gave {len(rows)} results instead of one")
     sides = rows[0]["sides"]
-    times = {name: side["time_us"] for name, side in sides.items()}
-    tuned, default = times.pop("tributary"), times.pop("way default")
-    medians = {name.removeprefix("way "): statistics.median(t) for name, t in times.items()}
-    # The best way is the same for all repeats: the least of many numbers that scatter is too little.
-    fastest = min([tuned, default, *times.values()], key=statistics.median)
-    return Check(
-        finding,
-        statistics.median(tuned),
-        statistics.median(default),
-        medians,
-        tuple(a / b for a, b in zip(tuned, fastest, strict=True)),
-        tuple(a / b for a, b in zip(default, fastest, strict=True)),
-    )
+    times = {
+        name.removeprefix("way "): statistics.median(side["time_us"])
+        for name, side in sides.items()
+    }
+    return Check(finding, times.pop("tributary"), times.pop("default"), times)

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 import argparse
+import io
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import built_or_skip, run_bench, wheel_or_skip
+from rich.console import Console
 
 from tributary import bench, imb, mpi, schedule, tree
 from tributary.cli import arguments, output
@@ -32,7 +35,9 @@ def test_sizes(text: str, sizes: list[int]) -> None:
     assert arguments.read_sizes(text) == sizes
 
 
-@pytest.mark.parametrize("text", ["", "0", "4:2", "4:8:1", "x", "4:8:2:1", "-4", "1T"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "4:2", "4:8:1", "x", "4:8:2:1", "-4", "1T", "²", "4:8:²", "99999999999999G"]
+)
 def test_wrong_sizes_are_named(text: str) -> None:
     with pytest.raises(UserError, match="--sizes"):
         arguments.read_sizes(text)
@@ -61,17 +66,37 @@ def test_points_ratios_and_bandwidths() -> None:
     assert _result(4, (2.0,), (1.9,)).passes is False
 
 
-def test_table_and_verdict() -> None:
-    from rich.console import Console
+def _console(width: int, is_terminal: bool = False) -> Console:
+    """One whose text can be exported."""
+    return Console(
+        width=width, record=True, file=io.StringIO(), force_terminal=is_terminal, markup=False
+    )
 
+
+def test_table_and_verdict() -> None:
     results = [_result(4, (1.0,), (2.0,)), _result(1 << 20, (2.0,), (1.0,), wrong=7)]
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    console = _console(120)
     output.print_figures(console, command.table(results, "MPICH 5"), "MPI_Allreduce")
     text = console.export_text()
     assert (
         "2.00" in text and "0.50" in text and "1 Mi" in text and "7 / 0" in text and "ring" in text
     )
     assert "1 of 2 sizes" in command.verdict(results)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize("width", [20, 60, 80, 120])
+def test_no_figure_is_cut(width: int, is_terminal: bool) -> None:
+    """Of a table that is too wide for a terminal, columns that follow from others are left out."""
+    results = [_result(16 << 10, (1234.0, 1.0), (2468.0, 8.0)), _result(16 << 20, (1.0,), (1.1,))]
+    console = _console(width, is_terminal)
+    output.print_figures(console, command.table(results, "MPICH 5.0.2"), "MPI_Allreduce")
+    text = console.export_text()
+    for figure in ("16 Ki", "16 Mi", "617.5", "1,238", "5.00", "1.10"):
+        assert figure in text, text
+    assert "…" not in text
+    has_room = width == 120 or not is_terminal
+    assert ("algbw" in text, "2.00 - 8.00" in text) == (has_room, has_room or width == 80)
 
 
 def test_picture_is_written(tmp_path: Path) -> None:
@@ -100,6 +125,35 @@ def test_all_points_are_in_the_picture(tmp_path: Path, monkeypatch: pytest.Monke
     assert low < min(shown) and max(shown) < high
 
 
+@pytest.mark.parametrize("sizes", [(4, 8), (1 << 20, 1 << 22), tuple(4 << k for k in range(23))])
+def test_sizes_can_be_read(
+    sizes: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tributary import plot
+
+    figures: list[Any] = []
+    monkeypatch.setattr(plot, "_save", lambda figure, _: figures.append(figure))
+    results = [_result(size, (1.0,), (1.1,)) for size in sizes]
+    plot.draw(bench.panels(results), tmp_path / "x.png", "title", "subtitle", {"mpi": "MPICH"})
+    panels = [plot.TuningPanel("title", [plot.TuningPoint(size, 2.0, 1.0, 1.0) for size in sizes])]
+    plot.draw_tuning(panels, tmp_path / "x.png", "title", "subtitle")
+    for figure in figures:
+        ticks = figure.axes[-1].get_xticks()
+        assert 2 <= len(ticks) <= 6 and set(ticks) <= set(sizes) and ticks[0] == sizes[0]
+
+
+def test_without_a_comparison_there_are_no_ratios(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tributary import plot
+
+    figures: list[Any] = []
+    monkeypatch.setattr(plot, "_save", lambda figure, _: figures.append(figure))
+    alone = bench.Result("allreduce", 4, 64, bench.Side("tributary", "ring", (1.0,), 0), None)
+    plot.draw(bench.panels([alone]), tmp_path / "x.png", "title", "subtitle", {})
+    assert len(figures[0].axes) == 1
+
+
 @pytest.mark.parametrize(
     ("version", "title"),
     [
@@ -125,6 +179,14 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--mode", "stream"): ("--mode stream", "--memory cuda"),
         ("allreduce", "--mpi-gpu-aware"): ("--mpi-gpu-aware", "--memory cuda"),
         ("allreduce", "--burst", "0"): ("--burst", "1 or more"),
+        ("allreduce", "--burst", "3"): ("--burst", "stream, graph"),
+        ("allreduce", "--repeats", "3000000000"): ("--repeats", "2147483647"),
+        ("allreduce", "--nccl", "/x"): ("--nccl", "--compare nccl"),
+        ("allreduce", "--compare", "foo"): ("--compare", "floor", "VARIABLE=VALUE"),
+        ("allreduce", "--compare", "PATH=/"): ("--compare PATH=/: no setting", "TRIB_SLICE"),
+        ("allreduce", "--", "foo"): ("unrecognized arguments", "foo"),
+        ("allreduce", "--json", "-"): ("--json: -", "/dev/stdout"),
+        ("allreduce", "--json", "/dev/x.png", "--plot", "/dev/x.png"): ("--plot", "of --json"),
         ("allreduce", "--compare", "rccl"): ("--compare", "mpi", "none"),
         ("allreduce", "--compare", "TRIB_STATS=1"): ("--compare", "of the process", "TRIB_SLICE"),
         ("allreduce", "--compare", "TRIB_SLCE=1"): ("TRIB_SLCE", "TRIB_SLICE"),
@@ -179,6 +241,7 @@ def test_no_gpu_is_said_before_anything_is_started(
     for words in (
         ("bench", "allreduce", "--memory", "cuda", "--compare", "mpi"),
         ("tune", "allreduce", "--memory", "cuda", "-n", "2"),
+        ("tune", "allreduce", "--memory", "cuda"),
     ):
         assert trib(*words) == (
             2,
@@ -380,16 +443,26 @@ Replay = Callable[..., bench.Measurement]
 
 
 @pytest.fixture
-def replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Replay:
-    """Measure with a native benchmark that prints given lines."""
+def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Have a native benchmark that prints given lines and then does something else."""
 
-    def run(*lines: dict[str, Any], status: int = 0, **options: Any) -> bench.Measurement:
+    def prepare(lines: Sequence[dict[str, Any]], then: str) -> None:
         text = tmp_path / "lines"
         text.write_text("".join(json.dumps(line) + "\n" for line in lines))
         plan = mpi.Plan(mpi.Linked(Path("bench"), "mpich"), "mpich", "mpich", None)
-        plan.argv = lambda _: ["sh", "-c", f"cat {text}; exit {status}"]  # type: ignore[method-assign]
+        plan.argv = lambda _: ["sh", "-c", f"cat {text}; {then}"]  # type: ignore[method-assign]
         monkeypatch.setattr(bench, "_program", lambda _: Path("bench"))
         monkeypatch.setattr(mpi, "plan", lambda *_, **__: plan)
+
+    return prepare
+
+
+@pytest.fixture
+def replay(pretend: Callable[..., None]) -> Replay:
+    """Measure with a native benchmark that prints given lines."""
+
+    def run(*lines: dict[str, Any], status: int = 0, **options: Any) -> bench.Measurement:
+        pretend(lines, f"exit {status}")
         measurement = bench.Measurement(bench.Job("allreduce", 4, [4, 4000], **options))
         list(bench.measure(measurement.job, measurement))
         return measurement
@@ -428,11 +501,88 @@ END = {"type": "end"}
 
 
 def _text_of(measurement: bench.Measurement) -> str:
-    from rich.console import Console
-
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    console = _console(120)
     command.report(measurement, console)
     return console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("then", "expected"),
+    [
+        ("kill -INT $PPID; exec sleep 60", 130),
+        ("kill -TERM $PPID; exec sleep 60", 143),
+        ("kill -HUP $PPID; exec sleep 60", 129),
+        ("echo a rank was killed; exit 9", 2),
+    ],
+)
+def test_what_was_measured_is_kept(
+    then: str,
+    expected: int,
+    pretend: Callable[..., None],
+    trib: Trib,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the job does not live on. Names of files with brackets are said as they are."""
+    built_or_skip("trib-bench-mpich")
+    begin = _begin(memory="host")
+    rows = [_row(size, tributary=(10.0, 12.0), mpi=(40.0, 44.0)) for size in (4, 8)]
+    pretend((begin, *rows), f"until test -e {tmp_path}/read; do sleep 0.02; done; {then}")
+    measure = bench.measure
+
+    def watched(job: bench.Job, measurement: bench.Measurement) -> Iterator[bench.Result]:
+        for result in measure(job, measurement):
+            yield result
+            if result.bytes == 8:
+                (tmp_path / "read").touch()
+
+    monkeypatch.setattr(bench, "measure", watched)
+    data, picture = tmp_path / "[/q]x.json", tmp_path / "[red]x.png"
+    start = time.monotonic()
+    status, out, error = trib(
+        *("bench", "allreduce", "-n", "4", "--sizes", "4:64"),
+        *("--json", data, "--plot", picture),
+    )
+    assert status == expected and time.monotonic() - start < 15, error
+    document = json.loads(data.read_text())
+    assert [row["bytes"] for row in document["ratios"]] == [4, 8]
+    assert document["environment"]["is_complete"] is False
+    assert picture.stat().st_size > 5000
+    for text in (f"measurements: {data}\n", f"picture: {picture}\n", "3.83", "2 of 5 results"):
+        assert text in out, out
+    assert ("note: a rank was killed" in out) == (expected == 2)
+
+
+def test_last_words_are_passed_on(pretend: Callable[..., None], trib: Trib) -> None:
+    built_or_skip("trib-bench-mpich")
+    pretend([], "echo a rank was killed; exit 9")
+    status, out, error = trib("bench", "allreduce", "-n", "4", "--sizes", "4:64")
+    assert (status, out) == (2, "") and "status 9" in error and "a rank was killed" in error
+
+
+def test_files_are_written_before_anything_is_printed(
+    pretend: Callable[..., None], trib: Trib, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads what is printed may leave, as `head` does."""
+    built_or_skip("trib-bench-mpich")
+    pretend((_begin(memory="host"), _row(4, tributary=(1.0, 1.0), mpi=(4.0, 4.0)), END), "exit 0")
+    data, picture = tmp_path / "x.json", tmp_path / "x.png"
+    seen = []
+    monkeypatch.setattr(
+        command, "report", lambda *_: seen.append(data.exists() and picture.exists())
+    )
+    words = ("--sizes", "4", "--json", data, "--plot", picture)
+    assert trib("bench", "allreduce", "-n", "4", *words)[0] == 0 and seen == [True]
+    assert json.loads(data.read_text())["environment"]["is_complete"] is True
+
+
+def test_types_that_c_lacks(trib: Trib) -> None:
+    built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    words = ("--mpi", "mpich", "--sizes", "64", "--dtype", "l64", "--op", "lor")
+    status, out, error = trib("bench", "allreduce", "-n", "2", *words)
+    assert (status, out) == (2, "")
+    assert error.startswith("trib bench: --dtype: this MPI has no C type for l64; accepted: i8, ")
 
 
 def test_rows_of_gpu_buffers(replay: Replay) -> None:
@@ -484,7 +634,7 @@ def test_table_with_two_comparisons(replay: Replay, tmp_path: Path) -> None:
     text = _text_of(measured)
     for part in (
         "MPI_Allreduce, 4 ranks, f32 sum, buffers on GPUs",
-        *("mpi+copy", "MPICH 5.0.2", "NCCL 2.28.9", "mpi+copy time /", "NCCL time /"),
+        *("mpi+copy", "MPICH 5.0.2", "NCCL 2.28.9", "mpi+copy /", "NCCL /"),
         *("4.50", "5.00", "2.00", "0.50", "3 / 0 / 0", "push"),
         "GPUs: 4 x NVIDIA H200, driver 580.95.05, CUDA 13.0, NCCL 2.28.9 with NCCL_NVLS_ENABLE=0",
         "note: error: something is left out",
@@ -561,7 +711,13 @@ def test_other_settings_stand_beside(mode: str, trib: Trib, tmp_path: Path) -> N
     )
     assert status == 0, error
     assert "ring" in out and "Against TRIB_SLICE=4K: " in out
-    rows = json.loads(file.read_text())["rows"]
+    document = json.loads(file.read_text())
+    rows, ratios = document["rows"], document["ratios"]
+    assert {(row["library"], row["bytes"]) for row in ratios} == {
+        (library, size)
+        for library in ("mpich", "TRIB_ALGORITHM=ring", "TRIB_SLICE=4K")
+        for size in (1024, 2048)
+    }
     algorithms = [row["algorithm"] for row in rows if row["library"] == "TRIB_ALGORITHM=ring"]
     assert algorithms == ["ring" if mode == "blocking" else mode] * 2
     assert "ring" not in [row["algorithm"] for row in rows if row["library"] == "tributary"]

@@ -98,6 +98,15 @@ def test_the_tuning_file_is_named(
     assert "not there yet" not in trib("info", "tuning")[1]
 
 
+def test_brackets_are_no_markup(trib: Trib, monkeypatch: pytest.MonkeyPatch) -> None:
+    built_or_skip("trib-info")
+    monkeypatch.setenv("TRIB_TUNING_FILE", "/[red]/[/x]/t")
+    for section in ("settings", "tuning"):
+        tree.info.cache_clear()
+        status, out, _ = trib("info", section)
+        assert status == 0 and "/[red]/[/x]/t" in out
+
+
 def test_a_wrong_setting_is_named(trib: Trib, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIB_STATZ", "1")
     status, _, error = trib("info")

@@ -155,12 +155,16 @@ def test_a_static_program_is_refused(tmp_path: Path) -> None:
         mpi.linked_with(program)
 
 
-def test_the_wrong_name_is_refused(make_program: Make, trib: Trib, libraries: Path) -> None:
+def test_the_wrong_name_is_refused(
+    make_program: Make, trib: Trib, libraries: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     built_or_skip("trib-info")
     program = make_program("libmpi.so.40", "-Wl,-rpath,LIB", says="Open MPI v5")
     status, _, error = trib("run", "--mpi", "mpich", "--", program)
     assert status == 2
     assert "--mpi mpich" in error and "libmpi.so.40" in error and "accepted: openmpi" in error
+    monkeypatch.setenv("TRIB_MPI", "mpich")
+    assert trib("run", "--", program)[2].startswith(f"trib run: TRIB_MPI=mpich: {program}")
 
 
 def test_errors_name_argument_and_accepted_values(trib: Trib, libraries: Path) -> None:
@@ -168,6 +172,8 @@ def test_errors_name_argument_and_accepted_values(trib: Trib, libraries: Path) -
     assert "mpich, intel, openmpi, abi" in trib("preload", "--mpi", "lam")[2]
     assert "CMD is missing" in trib("run", "-n", "2")[2]
     assert "no such program" in trib("run", "--", "no-such-program-at-all")[2]
+    assert "may not be executed" in trib("run", "--", f"{libraries}/lib/libtributary_abi.so")[2]
+    assert "a folder" in trib("run", "--", libraries)[2]
     assert "launcher" in trib("run", "--mpi", "mpich", "--", "mpiexec", "-n", "2", "x")[2]
     assert "number of 1 or more" in trib("run", "-n", "0", "--", "true")[2]
     status, _, error = trib("run", "--mpi", "mpich", "--timeout", "soon", "--", "true")
@@ -182,6 +188,11 @@ def test_errors_name_argument_and_accepted_values(trib: Trib, libraries: Path) -
 def test_variables_are_checked_like_options(
     trib: Trib, monkeypatch: pytest.MonkeyPatch, libraries: Path
 ) -> None:
+    for name, value in (("TRIB_N", "²"), ("TRIB_N", ""), ("TRIB_LAUNCHER", "")):
+        monkeypatch.setenv(name, value)
+        status, _, error = trib("run", "--", "true")
+        assert status == 2 and error.startswith(f"trib run: {name}={value}: accepted: ")
+        monkeypatch.delenv(name)
     monkeypatch.setenv("TRIB_MPI", "lam")
     status, _, error = trib("preload")
     assert status == 2 and error.startswith("trib preload: TRIB_MPI=lam: accepted: mpich")
@@ -221,6 +232,53 @@ def test_settings_become_variables(
     assert {"TRIB_STATS=1", "TRIB_ALGORITHM=ring"} <= set(words)
     assert f"LD_PRELOAD={libraries}/lib/libtributary_openmpi.so" in words
     assert words[-3:] == [str(program), "-n", "7"]
+
+
+@pytest.mark.parametrize("dashes", [("--",), ()])
+def test_dashes_of_the_program_are_its_own(
+    dashes: tuple[str, ...], trib: Trib, tmp_path: Path, libraries: Path
+) -> None:
+    built_or_skip("trib-info")
+    wheel_or_skip("mpich")
+    program = _script(tmp_path / "git", "#!/bin/sh\n")
+    words = ("log", "--stats", "--", "file", "--", "other")
+    job = ("run", "-n", "2", "--mpi", "mpich", "--dry-run")
+    status, out, error = trib(*job, *dashes, program, *words)
+    assert status == 0, error
+    assert shlex.split(out)[-7:] == [str(program), *words]
+
+
+@pytest.mark.parametrize("folder", ["a folder", "a:b"])
+def test_paths_that_cannot_be_preloaded(
+    folder: str, trib: Trib, libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader would look for the parts of their names, find none, and go on without."""
+    built_or_skip("trib-info")
+    wheel_or_skip("mpich")
+    (tmp_path / folder).symlink_to(libraries)
+    monkeypatch.setenv("TRIB_HOME", str(tmp_path / folder))
+    program = _script(tmp_path / "program", "#!/bin/sh\n")
+    for words in (("preload",), ("run", "-n", "2", "--", program)):
+        status, out, error = trib(words[0], "--mpi", "mpich", *words[1:])
+        assert (status, out) == (2, "")
+        assert f"LD_PRELOAD cannot name {tmp_path}/{folder}/" in error and "TRIB_HOME" in error
+
+
+def test_a_home_in_the_working_directory(
+    trib: Trib, libraries: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank may have another working directory."""
+    monkeypatch.chdir(libraries.parent)
+    monkeypatch.setenv("TRIB_HOME", libraries.name)
+    assert trib("preload", "--mpi", "abi")[1] == f"{libraries}/lib/libtributary_abi.so\n"
+
+
+def test_where_an_mpi_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("I_MPI_ROOT", str(tmp_path))
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libmpi.so.12").write_text("Intel(R) MPI Library")
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "none"))
+    assert [(one.vendor, one.origin) for one in mpi.wheels()] == [("intel", "I_MPI_ROOT")]
 
 
 def test_imb_runs_with_the_wheel_it_came_in(trib: Trib) -> None:
@@ -361,6 +419,7 @@ def test_unknown_options_show_the_usage_of_the_subcommand(trib: Trib) -> None:
         ("bench", "allreduce", "--rank", "2"): "usage: trib bench ",
         ("run", "--bogus", "--", "true"): "usage: trib run ",
         ("info", "--bogus"): "usage: trib info ",
+        ("preload", "--", "--bogus"): "usage: trib preload ",
         ("--bogus", "info"): "usage: trib [-h]",
         ("--bogus",): "usage: trib [-h]",
     }.items():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`trib schedule`: what it prints reads back, faults are said, and the graph behind the picture."""
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -43,8 +44,8 @@ def test_one_rank(trib: Trib) -> None:
     words = ["schedule", "allreduce", "--algorithm", "ring", "-n", 4, "--rank"]
     status, out, _ = trib(*words, 3)
     assert status == 0 and "rank 3\n" in out and "rank 2\n" not in out
-    status, _, error = trib(*words, 4)
-    assert status == 2 and "0 to 3" in error
+    status, out, error = trib(*words, 4)
+    assert (status, out) == (2, "") and "0 to 3" in error
 
 
 def test_programs(trib: Trib) -> None:
@@ -133,11 +134,21 @@ def test_wrong_texts_are_errors_with_the_line(trib: Trib, tmp_path: Path) -> Non
         ("allreduce --plot x.gif", ".png, .svg, .pdf"),
         ("allreduce -n 33 --plot x.png", "--plot: 33 ranks; accepted: up to 32"),
         ("--verify /nowhere", "/nowhere: it cannot be read"),
+        ("--verify /", "/: it cannot be read"),
+        ("--verify x -n 3", "-n: with a COLLECTIVE only"),
+        ("--verify x --direct", "--direct: with a COLLECTIVE only"),
+        ("--verify x --json ./x", "--json: x: this file is that of --verify already"),
     ],
 )
 def test_wrong_arguments(trib: Trib, words: str, message: str) -> None:
     status, _, error = trib("schedule", *words.split())
     assert status == 2 and message in error
+
+
+def test_bytes_that_are_no_text(trib: Trib, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"schedule \xff\xfe\n")))
+    status, out, error = trib("schedule", "--verify", "-")
+    assert (status, out) == (2, "") and error.startswith("trib schedule: -: line 1: ")
 
 
 def test_json_and_plot(trib: Trib, tmp_path: Path) -> None:

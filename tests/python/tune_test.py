@@ -2,13 +2,13 @@
 """`trib tune`: what it refuses, what it puts into the file and how it shows it. A small run, and one measured again."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from conftest import built_or_skip, wheel_or_skip
 
-from tributary import mpi, tree, tuning
+from tributary import bench, mpi, tree, tuning
 from tributary.errors import UserError
 
 Trib = Callable[..., tuple[int, str, str]]
@@ -79,10 +79,15 @@ def test_errors_name_argument_and_accepted_values(trib: Trib, file: Path) -> Non
             assert text in error, (words, error)
 
 
-def test_without_a_file(trib: Trib) -> None:
+def test_without_a_file(trib: Trib, monkeypatch: pytest.MonkeyPatch) -> None:
     built_or_skip("trib-info")
     status, _, error = trib("tune", "--show")
     assert status == 2 and "TRIB_TUNING_FILE=none" in error and "absolute path" in error
+    for name in ("TRIB_TUNING_FILE", "HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    tree.info.cache_clear()
+    why = "neither HOME nor XDG_CACHE_HOME names a folder"
+    assert why in trib("tune", "--show")[2] and f"none: {why}" in trib("info", "tuning")[1]
 
 
 def test_reading(file: Path) -> None:
@@ -105,6 +110,117 @@ def test_reading(file: Path) -> None:
         file.write_text(text)
         with pytest.raises(UserError, match=words):
             tuning.read(file)
+    file.write_text("")
+    assert tuning.read(file) == []
+    with pytest.raises(UserError, match="no plain file"):
+        tuning.read(Path("/dev/full"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"time_us": 0},
+        {"bytes": "x"},
+        {"collective": 7},
+        {"ranks": True},
+        {"candidates": [{"algorithm": "ring", "slice": 64, "time_us": None}]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("form", ["--show", "--check", "--again"])
+def test_wrong_rows_are_named(wrong: dict[str, object], form: str, trib: Trib, file: Path) -> None:
+    _write(file, tuning.machine(), [_row(**wrong)])
+    status, out, error = trib("tune", "-n", "2", form)
+    assert (status, out) == (2, "")
+    assert error.startswith(f"trib tune: {file} is damaged")
+    assert f'"{next(iter(wrong))}"' in error or "time_us" in error
+
+
+def test_a_file_that_cannot_be_written(trib: Trib, monkeypatch: pytest.MonkeyPatch) -> None:
+    built_or_skip("trib-info")
+    monkeypatch.setattr(bench, "lines", lambda *_: pytest.fail("it was started"))
+    for name, text in {"/proc/x.json": "cannot be written", "/dev/full": "no plain file"}.items():
+        monkeypatch.setenv("TRIB_TUNING_FILE", name)
+        tree.info.cache_clear()
+        status, _, error = trib("tune", "allreduce", "-n", "2", "--sizes", "4")
+        assert status == 2 and name in error and text in error
+
+
+def test_what_is_not_kept_is_said(trib: Trib, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built_or_skip("trib-bench-mpich")
+    monkeypatch.setenv("TRIB_ALGORITHM", "ring")
+
+    def measures(*_: object) -> Iterator[dict[str, object]]:
+        yield {"type": "tuned", "collective": "allreduce", "bytes": 65536, "seconds": 0.1}
+        yield {"type": "tuned", "collective": "allreduce", "bytes": 4, "seconds": 0.1}
+
+    monkeypatch.setattr(bench, "lines", measures)
+    monkeypatch.setattr(mpi, "usable_cores", lambda: 2)
+    words = ("tune", "allreduce", "-n", "2", "--sizes", "4,64K")
+    status, out, error = trib(*words)
+    assert (status, out) == (2, "")
+    assert "nothing was kept for this machine of allreduce 64 KiB, allreduce 4 B: " in error
+    assert "TRIB_ALGORITHM=ring" in error
+    _write(file, tuning.machine(), [_row(bytes=65540)])  # its octave's
+    status, out, _ = trib(*words)
+    assert status == 0 and f"findings: {file}\n" in out
+    assert "note: nothing was kept for this machine of allreduce 4 B" in out
+    status, out, error = trib(*words, "--again")
+    assert (status, out) == (
+        2,
+        "",
+    ) and "nothing was kept for this machine of allreduce 64 KiB" in error
+    monkeypatch.setenv("SLURM_JOB_ID", "1")  # it may be kept for another machine
+    assert trib(*words, "--again")[0] == 0
+
+
+def test_sizes_name_octaves(trib: Trib, file: Path) -> None:
+    """The file has one finding for each power of two."""
+    _write(file, tuning.machine(), [_row(bytes=8), _row(bytes=65536)])
+    status, out, _ = trib("tune", "--show", "--sizes", "12")
+    assert status == 0 and "64 Ki" not in out and "1 of 1 sizes" in out
+    assert trib("tune", "--show", "--sizes", "4")[0] == 2
+
+
+def test_ratios_of_a_check_are_those_of_its_times() -> None:
+    check = tuning.Check(tuning._finding("here", _row()), 3.0, 4.0, {"ring:64": 2.0})
+    assert (check.best_us, check.tuned_ratio, check.default_ratio) == (2.0, 1.5, 2.0)
+
+
+def test_checks_are_kept_when_it_ends_early(
+    trib: Trib, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_or_skip("trib-bench-mpich")
+    _write(file, tuning.machine(), [_row(bytes=8), _row(bytes=65536)])
+    checks = []
+
+    def check(finding: tuning.Finding, _: bench.Job) -> tuning.Check:
+        if checks:
+            raise KeyboardInterrupt
+        checks.append(tuning.Check(finding, 3.0, 4.0, {"ring:64": 2.0}))
+        return checks[0]
+
+    monkeypatch.setattr(tuning, "check", check)
+    monkeypatch.setattr(mpi, "usable_cores", lambda: 2)
+    data, picture = tmp_path / "x.json", tmp_path / "x.png"
+    status, out, _ = trib("tune", "--check", "-n", "2", "--json", data, "--plot", picture)
+    assert status == 130 and "1.50" in out and "1 of 2 sizes were measured" in out
+    assert [row["bytes"] for row in json.loads(data.read_text())["checks"]] == [8]
+    assert picture.stat().st_size > 5000
+
+
+def test_nothing_is_tuned_without_the_library(
+    trib: Trib, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    (tmp_path / "bin").mkdir()
+    for name in ("trib-info", program.name):
+        (tmp_path / "bin" / name).symlink_to(program.with_name(name))
+    monkeypatch.setenv("TRIB_HOME", str(tmp_path))
+    monkeypatch.setattr(mpi, "usable_cores", lambda: 2)
+    status, _, error = trib("tune", "allreduce", "-n", "2", "--mpi", "mpich", "--sizes", "4")
+    assert status == 2 and error.startswith("trib tune: there is no preload library for mpich")
 
 
 def test_showing_what_is_known_of_this_machine(trib: Trib, file: Path, tmp_path: Path) -> None:

@@ -7,8 +7,11 @@ To add one: write its file and name it in `_COMMANDS`.
 import argparse
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from tributary import __version__
 from tributary.errors import UserError
@@ -47,36 +50,63 @@ def _is_own(option: str) -> bool:
     )
 
 
+def _stop(number: int, _: FrameType | None) -> None:
+    raise KeyboardInterrupt(128 + number)
+
+
+@contextmanager
+def _signals_that_interrupt() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP do what Ctrl-C does: a job that was started is ended, and what it measured is kept."""
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_DFL  # nohup ignores one
+    ]
+    for number in numbers:
+        signal.signal(number, _stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _run(arguments: list[str], chosen: str | None) -> int:
+    # What stands behind `--` belongs to the program that is run. A program that stands before it has `--` itself.
+    behind: list[str] = []
+    if chosen == "run" and "--" in arguments:
+        at = arguments.index("--")
+        arguments, behind = arguments[:at], arguments[at:]
+    if arguments and (stray := arguments[0]).startswith("-") and not _is_own(stray):
+        parser = _parser(stray)
+        name = stray.lstrip("-")
+        hint = f"; the command is written {name}" if name in _COMMANDS else ""
+        parser.error(f"unrecognized arguments: {stray}{hint}")
+    parser = _parser(chosen)
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:  # said by the subcommand, whose usage helps
+        is_behind = unknown[0] in arguments[arguments.index(chosen or "") :]
+        speaker = parsed.parser if is_behind else parser
+        speaker.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if chosen == "run":
+        parsed.program = [*parsed.program, *behind] if parsed.program else behind[1:]
+    with _signals_that_interrupt():
+        status = int(parsed.run(parsed))
+    sys.stdout.flush()  # so that a broken pipe shows here
+    return status
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     try:
-        # What stands behind `--` belongs to the program that is run.
-        program: list[str] = []
-        if "--" in arguments:
-            at = arguments.index("--")
-            arguments, program = arguments[:at], arguments[at + 1 :]
-        if arguments and (stray := arguments[0]).startswith("-") and not _is_own(stray):
-            parser = _parser(stray)
-            name = stray.lstrip("-")
-            hint = f"; the command is written {name}" if name in _COMMANDS else ""
-            parser.error(f"unrecognized arguments: {stray}{hint}")
-        parser = _parser(chosen)
-        parsed, unknown = parser.parse_known_args(arguments)
-        if unknown:  # said by the subcommand, whose usage helps
-            is_behind = unknown[0] in arguments[arguments.index(chosen or "") :]
-            speaker = parsed.parser if is_behind else parser
-            speaker.error(f"unrecognized arguments: {' '.join(unknown)}")
-        parsed.program = program or getattr(parsed, "program", [])
-        status = int(parsed.run(parsed))
-        sys.stdout.flush()  # so that a broken pipe shows here
-        return status
+        return _run(arguments, chosen)
     except UserError as error:
         print(f"trib {chosen}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as stop:
+        return int(stop.args[0]) if stop.args else 130
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has left
         # What is still to be written goes nowhere, so that the interpreter does not complain at its end.
         nowhere = os.open(os.devnull, os.O_WRONLY)

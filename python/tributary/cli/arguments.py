@@ -11,14 +11,20 @@ from tributary import mpi, tree
 from tributary.errors import UserError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+# What fits into an int, as the native programs keep numbers; and bytes that no machine here has.
+_MOST = (1 << 31) - 1
+_MOST_BYTES = 1 << 50
 
 
 def read_bytes(text: str, option: str = "--sizes") -> int:
     """A number of bytes such as 4, 64K, 16M, 1G."""
-    found = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
-    if not found or int(found.group(1)) == 0:
-        raise UserError(f"{option}: {text!r} is no size; accepted: bytes, as 4, 64K, 16M, 1G")
-    return int(found.group(1)) * _UNITS[found.group(2).upper()]
+    found = re.fullmatch(r"([0-9]{1,20})([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
+    size = int(found.group(1)) * _UNITS[found.group(2).upper()] if found else 0
+    if not 0 < size <= _MOST_BYTES:
+        raise UserError(
+            f"{option}: {text!r} is no size; accepted: bytes, as 4, 64K, 16M, 1G, up to {_MOST_BYTES >> 30}G"
+        )
+    return size
 
 
 def read_sizes(text: str, option: str = "--sizes") -> list[int]:
@@ -29,7 +35,7 @@ def read_sizes(text: str, option: str = "--sizes") -> list[int]:
         if len(ends) == 1:
             sizes.append(read_bytes(part, option))
             continue
-        if len(ends) > 3 or (len(ends) == 3 and not (ends[2].isdigit() and int(ends[2]) > 1)):
+        if len(ends) > 3 or (len(ends) == 3 and (_whole(ends[2]) or 0) < 2):
             raise UserError(
                 f"{option}: {part!r} is no range; accepted: FIRST:LAST, FIRST:LAST:FACTOR, as 4:16M, 4:1G:4"
             )
@@ -70,11 +76,18 @@ def time_text(microseconds: float) -> str:
     return f"{microseconds:.1f}" if microseconds < 1000 else f"{microseconds:,.0f}"
 
 
+def _whole(text: str) -> int | None:
+    """A number from 1 to what fits into an int; None: it is none."""
+    value = int(text) if re.fullmatch("[0-9]{1,20}", text) else 0
+    return value if 1 <= value <= _MOST else None
+
+
 def positive(text: str) -> int:
     """For argparse: a number of at least 1."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
-    return int(text)
+    value = _whole(text)
+    if value is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more, up to {_MOST}")
+    return value
 
 
 def positive_number(text: str) -> float:
@@ -92,6 +105,8 @@ def check_output(path: Path | None, option: str) -> None:
     """Make the folder of a file and see that the file can be written: before anything is measured."""
     if path is None:
         return
+    if path == Path("-"):
+        raise UserError(f"{option}: -: accepted: a file, as /dev/stdout is one")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -114,10 +129,30 @@ def check_picture(path: Path | None, option: str = "--plot") -> None:
     check_output(path, option)
 
 
-def check_gpus(launcher: str | None) -> None:
-    """See that there is one, before a job is started for it. Where a batch system starts the ranks, they may be elsewhere."""
+def check_results(parsed: argparse.Namespace, source: str | None = None) -> None:
+    """The files of --json and --plot can be written, and neither is the other one nor the `source`."""
+    given = {"--verify": source, "--json": parsed.json, "--plot": parsed.plot}
+    options: dict[Path, str] = {}
+    for option, name in given.items():
+        if name is None:
+            continue
+        path = Path(name).resolve()
+        if path in options and not path.is_char_device():
+            raise UserError(f"{option}: {name}: this file is that of {options[path]} already")
+        options[path] = option
+    check_picture(parsed.plot)
+    check_output(parsed.json, "--json")
+
+
+def may_be_elsewhere(launcher: str | None) -> bool:
+    """Whether a batch system starts the ranks: these may be on other machines."""
     in_allocation = any(name in os.environ for name in mpi.ALLOCATIONS)
-    if in_allocation or (launcher and Path(launcher).name == "srun"):
+    return in_allocation or (launcher is not None and Path(launcher).name == "srun")
+
+
+def check_gpus(launcher: str | None) -> None:
+    """See that there is one, before a job is started for it."""
+    if may_be_elsewhere(launcher):
         return
     gpus = tree.info(with_gpus=True)["gpus"]
     if gpus["missing"] and "driver" in gpus:  # else there is no backend to ask
@@ -128,9 +163,17 @@ def _number(variable: str) -> int | None:
     text = os.environ.get(variable)
     if text is None:
         return None
-    if not text.isdigit() or int(text) < 1:
-        raise UserError(f"{variable}={text}: accepted: a number of 1 or more")
-    return int(text)
+    value = _whole(text)
+    if value is None:
+        raise UserError(f"{variable}={text}: accepted: a number of 1 or more, up to {_MOST}")
+    return value
+
+
+def _launcher() -> str | None:
+    name = os.environ.get("TRIB_LAUNCHER")
+    if name == "":
+        raise UserError("TRIB_LAUNCHER=: accepted: mpiexec, srun, or the path of an mpiexec")
+    return name
 
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +191,7 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher",
         metavar="NAME",
-        default=os.environ.get("TRIB_LAUNCHER"),
+        default=_launcher(),
         help="mpiexec, srun, or the path of an mpiexec (TRIB_LAUNCHER; default: the mpiexec of the program's MPI)",
     )
 
@@ -165,7 +208,4 @@ def add_mpi_argument(parser: argparse.ArgumentParser) -> None:
 
 def check_mpi(name: str | None) -> str | None:
     """The value of --mpi or TRIB_MPI, checked."""
-    if name is None:
-        return None
-    from_variable = os.environ.get("TRIB_MPI") == name
-    return mpi.check_name(name, "TRIB_MPI" if from_variable else "--mpi")
+    return None if name is None else mpi.check_name(name)

@@ -36,10 +36,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from tributary import bench, mpi, plot, tree
 from tributary.cli import arguments, output
+from tributary.cli.output import Column
 from tributary.cli.progress import steps
 from tributary.errors import UserError
 
@@ -158,7 +159,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         type=arguments.positive_number,
         default=25,
-        help="time of a batch of calls (default: 25)",
+        help="time of a batch of calls, of which it has up to 20000 (default: 25)",
     )
     add("--json", metavar="FILE", type=Path, help="write the measurements, with the environment")
     add("--plot", metavar="FILE", type=Path, help="draw them (.png, .svg, .pdf)")
@@ -182,15 +183,17 @@ def _compare(parsed: argparse.Namespace) -> str:
     elif parsed.mode != "blocking":
         accepted = ("blocking", *accepted)
     words = ["TRIB_ENGINE=gemv" if word == "gemv" else word for word in value.split(",")]
+    if is_mpi:
+        accepted = (*accepted, "VARIABLE=VALUE")
     for word in words:
         if "=" in word:
             variable, _, setting = word.partition("=")
             tree.check_settings({variable: setting})
-            of_ranks = [row["variable"] for row in tree.info()["settings"] if row["is_shared"]]
-            if variable not in of_ranks:
-                raise UserError(
-                    f"--compare {word}: a setting of the process; of a communicator are {', '.join(of_ranks)}"
-                )
+            is_shared = {row["variable"]: row["is_shared"] for row in tree.info()["settings"]}
+            if not is_shared.get(variable):
+                what = "a setting of the process" if variable in is_shared else "no setting"
+                of_ranks = ", ".join(name for name in is_shared if is_shared[name])
+                raise UserError(f"--compare {word}: {what}; of a communicator are {of_ranks}")
             if not is_mpi:
                 raise UserError(f"--compare {word}: settings are for calls through MPI")
             continue
@@ -246,12 +249,18 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         raise UserError(
             f"--overlap: nothing overlaps with --mode {parsed.mode}; it is for: nonblocking, persistent"
         )
+    if parsed.burst and parsed.mode not in bench.ON_STREAM:
+        raise UserError(
+            f"--burst: calls of --mode {parsed.mode} are timed one by one; it is for: {', '.join(bench.ON_STREAM)}"
+        )
     settings: dict[str, str] = {}
     if parsed.algorithm:
         names = tuple(row["name"] for row in info["algorithms"])
         settings["TRIB_ALGORITHM"] = _choice("--algorithm", parsed.algorithm, ("auto", *names))
     tree.check_settings(settings)
     compare = _compare(parsed)
+    if parsed.nccl != os.environ.get("TRIB_NCCL") and "nccl" not in compare.split(","):
+        raise UserError(f"--nccl: with --compare nccl only, not with --compare {compare}")
     is_intel = "intel" in compare.split(",")
     if is_intel:
         settings["I_MPI_OFFLOAD"] = os.environ.get("I_MPI_OFFLOAD", "1")
@@ -281,25 +290,28 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
     )
 
 
+def whole_sizes(job: bench.Job) -> list[int]:
+    """The sizes in whole elements."""
+    width = next(row["bytes"] for row in tree.info()["dtypes"] if row["name"] == job.dtype)
+    return [max(size // width, 1) * width for size in job.sizes]
+
+
 def rounding_text(job: bench.Job) -> str:
     """What is said of sizes that are no whole elements; empty: all are."""
-    width = next(row["bytes"] for row in tree.info()["dtypes"] if row["name"] == job.dtype)
+    size_text = arguments.size_text
     rounded = [
-        f"{arguments.size_text(size)} is measured as {arguments.size_text(max(size // width, 1) * width)}"
-        for size in job.sizes
-        if size % width
+        f"{size_text(size)} is measured as {size_text(whole)}"
+        for size, whole in zip(job.sizes, whole_sizes(job), strict=True)
+        if size != whole
     ]
-    if not rounded:
-        return ""
-    return f"--sizes: elements of {job.dtype} have {width} B: {', '.join(rounded)}"
+    return f"--sizes: in whole elements of {job.dtype}, {', '.join(rounded)}" if rounded else ""
 
 
-def measure_with_progress(job: bench.Job) -> bench.Measurement:
+def measure_with_progress(measurement: bench.Measurement) -> None:
     """Measure, and show on standard error how far it is."""
-    measurement = bench.Measurement(job)
-    collectives = len(bench.COLLECTIVES) if job.collective == "all" else 1
-    total = len(job.sizes) * collectives
-    with steps(f"{job.mpi}, {arguments.count_text(job.ranks, 'rank')}", total) as step:
+    job = measurement.job
+    title = f"{job.mpi}, {arguments.count_text(job.ranks, 'rank')}"
+    with steps(title, measurement.planned) as step:
         for result in bench.measure(job, measurement):
             text = f"{result.collective} {arguments.size_text(result.bytes)}"
             if result.tributary:
@@ -312,7 +324,6 @@ def measure_with_progress(job: bench.Job) -> bench.Measurement:
             if result.floors:
                 text += f", {result.floors:.2f} of the floor"
             step(text)
-    return measurement
 
 
 def _label(result: bench.Result, other: str) -> str:
@@ -320,103 +331,88 @@ def _label(result: bench.Result, other: str) -> str:
     return "NCCL" if other == "nccl" else result.compared[other].library
 
 
-def _ratio_cells(result: bench.Result, other: str, has_interval: bool) -> list[str]:
-    ratio, ratios = result.ratio_to(other), result.ratios_to(other)
+def _ratio_cell(result: bench.Result, other: str) -> str | Text:
+    ratio = result.ratio_to(other)
     if not ratio:
-        return ["-", "-"] if has_interval else ["-"]
+        return "-"
     passes = result.passes_against(other)
-    colour = "red" if passes is False else "green" if ratio >= 1 else "yellow"
-    cells = [f"[{colour}]{ratio:.2f}[/]"]
-    return [*cells, f"{min(ratios):.2f} - {max(ratios):.2f}"] if has_interval else cells
+    return Text(f"{ratio:.2f}", "red" if passes is False else "green" if ratio >= 1 else "yellow")
 
 
-def _wrong_cell(result: bench.Result, side: bench.Side) -> str:
+def _interval_cell(result: bench.Result, other: str) -> str:
+    ratios = result.ratios_to(other)
+    return f"{min(ratios):.2f} - {max(ratios):.2f}" if ratios else "-"
+
+
+def _wrong_cell(result: bench.Result, side: bench.Side) -> str | Text:
     sides = (result.tributary, *result.compared.values())
     wrong = [s.wrong for s in sides if s and s.wrong is not None]
     if not wrong:
         return "-"
-    return f"[red]{' / '.join(map(str, wrong))}[/]" if any(wrong) else str(side.wrong)
+    return Text(" / ".join(map(str, wrong)), "red") if any(wrong) else str(side.wrong)
 
 
-def table(
-    results: list[bench.Result], title: str, mpi_title: str, nccl_title: str = "NCCL"
-) -> Table:
+def _time_cell(side: bench.Side | None) -> str:
+    return arguments.time_text(side.time_us) if side else "-"
+
+
+def _heading(other: str, label: str, mpi_title: str, nccl_title: str) -> str:
+    if label == "mpi+copy":
+        return f"mpi+copy\n{mpi_title}"
+    return {
+        "nccl": nccl_title,
+        "blocking": "Tributary,\nblocking",
+        "registered": "Tributary,\nregistered",
+        "intel": f"on GPU buffers\n{mpi_title}",
+        "mpi": mpi_title,
+    }.get(other, "Tributary,\n" + label.replace("=", "=\n"))
+
+
+def _overlap_cell(side: bench.Side | None) -> str:
+    return "-" if side is None or side.overlap is None else f"{side.overlap:.0%}"
+
+
+def table(results: list[bench.Result], mpi_title: str, nccl_title: str = "NCCL") -> list[Column]:
     """One collective."""
-    made = output.table(title)
-    made.add_column("bytes", justify="right", no_wrap=True)
     # Of the libraries that are there at any size.
     of_results = {other: _label(r, other) for r in results for other in r.compared}
     labels = {other: of_results[other] for other in bench.compared_names(results)}
+    results = [r for r in results if r.tributary or r.compared]
+    sides = [r.tributary or next(iter(r.compared.values())) for r in results]
     has_tributary = any(r.tributary for r in results)
     is_plain = all(r.memory == "host" for r in results) and len(labels) == 1
+
+    columns = [Column("bytes", [arguments.bytes_text(r.bytes) for r in results])]
     for other, label in labels.items():
-        heading = {
-            "nccl": nccl_title,
-            "blocking": "Tributary,\nblocking",
-            "registered": "Tributary,\nregistered",
-            "intel": f"on GPU buffers\n{mpi_title}",
-            "mpi": mpi_title,
-        }.get(other, "Tributary,\n" + label.replace("=", "=\n"))
-        if label == "mpi+copy":
-            heading = f"mpi+copy\n{mpi_title}"
-        made.add_column(f"{heading}\nus", justify="right", no_wrap=True)
+        times = [_time_cell(r.compared.get(other)) for r in results]
+        columns.append(Column(f"{_heading(other, label, mpi_title, nccl_title)}\nus", times))
     if has_tributary:
-        made.add_column("Tributary\nus", justify="right", no_wrap=True)
-        for label in labels.values():
-            heading = (
-                "ratio"
-                if is_plain
-                else f"ratio:\n{label.replace('=', '=' + chr(10))} time /\nTributary's"
-            )
-            made.add_column(heading, justify="right", no_wrap=True)
+        columns.append(Column("Tributary\nus", [_time_cell(r.tributary) for r in results]))
+        for other, label in labels.items():
+            whose = label.replace("=", "=\n")
+            heading = "ratio" if is_plain else f"ratio:\n{whose} /\nTributary"
+            columns.append(Column(heading, [_ratio_cell(r, other) for r in results]))
             if len(labels) == 1:
-                made.add_column("interval", justify="right", no_wrap=True)
-    overlapping = [
-        name
-        for name in ("mpi", "tributary")
-        if any((its := getattr(r, name)) and its.overlaps for r in results)
-    ]
-    for name in overlapping:
-        made.add_column(
-            f"overlap\n{'Tributary' if name == 'tributary' else mpi_title}",
-            justify="right",
-            no_wrap=True,
-        )
-    has_floor = any(r.floor for r in results)
-    if has_floor:
-        made.add_column("floor\nus", justify="right", no_wrap=True)
-    if has_floor and has_tributary:
-        made.add_column("Tributary's\ntime / floor", justify="right", no_wrap=True)
-    has_room = len(labels) <= 2
-    if has_room:
-        made.add_column("algbw\nGB/s", justify="right", no_wrap=True)
-        made.add_column("busbw\nGB/s", justify="right", no_wrap=True)
-    made.add_column("wrong", justify="right", no_wrap=True)
-    made.add_column("algorithm", no_wrap=True)
-    for r in results:
-        side = r.tributary or next(iter(r.compared.values()), None)
-        if side is None:
-            continue
-        cells = [arguments.bytes_text(r.bytes)]
-        for other in labels:
-            known = r.compared.get(other)
-            cells.append(arguments.time_text(known.time_us) if known else "-")
+                intervals = [_interval_cell(r, other) for r in results]
+                columns.append(Column("interval", intervals, spare=1))
+    for name in ("mpi", "tributary"):
+        if any((its := getattr(r, name)) and its.overlaps for r in results):
+            whose = "Tributary" if name == "tributary" else mpi_title
+            overlaps = [_overlap_cell(getattr(r, name)) for r in results]
+            columns.append(Column(f"overlap\n{whose}", overlaps))
+    if any(r.floor for r in results):
+        columns.append(Column("floor\nus", [_time_cell(r.floor) for r in results]))
         if has_tributary:
-            cells.append(arguments.time_text(r.tributary.time_us) if r.tributary else "-")
-            for other in labels:
-                cells += _ratio_cells(r, other, has_interval=len(labels) == 1)
-        for name in overlapping:
-            its = getattr(r, name)
-            known_overlap = its.overlap if its else None
-            cells.append("-" if known_overlap is None else f"{known_overlap:.0%}")
-        if has_floor:
-            cells.append(arguments.time_text(r.floor.time_us) if r.floor else "-")
-        if has_floor and has_tributary:
-            cells.append(f"{r.floors:.2f}" if r.floors else "-")
-        if has_room:
-            cells += [f"{r.algbw(side):.2f}", f"{r.busbw(side):.2f}"]
-        made.add_row(*cells, _wrong_cell(r, side), side.algorithm)
-    return made
+            floors = [f"{r.floors:.2f}" if r.floors else "-" for r in results]
+            columns.append(Column("Tributary's\ntime / floor", floors))
+    pairs = list(zip(results, sides, strict=True))
+    return [
+        *columns,
+        Column("algbw\nGB/s", [f"{r.algbw(side):.2f}" for r, side in pairs], spare=4),
+        Column("busbw\nGB/s", [f"{r.busbw(side):.2f}" for r, side in pairs], spare=3),
+        Column("wrong", [_wrong_cell(r, side) for r, side in pairs]),
+        Column("algorithm", [side.algorithm for side in sides], spare=2, is_text=True),
+    ]
 
 
 def _is_served(result: bench.Result) -> bool:
@@ -467,18 +463,19 @@ def report(measurement: bench.Measurement, console: Console) -> None:
         if results:
             name = bench.function_name(collective, results[0].mode)
             title = f"{name}, {_job_text(begin)}"
-            console.print(table(results, title, measurement.mpi_title, measurement.nccl_title))
+            columns = table(results, measurement.mpi_title, measurement.nccl_title)
+            output.print_figures(console, columns, title)
     if measurement.gpus_title:
         settings = [f"{name}={value}" for name, value in begin.get("nccl_settings", {}).items()]
         console.print(
             f"GPUs: {measurement.gpus_title}, driver {begin.get('driver') or 'unknown'}, CUDA {begin['cuda']}"
             + (f", {measurement.nccl_title}" if begin.get("nccl") else "")
-            + (f" with {' '.join(settings)}" if settings else ""),
-            markup=False,
+            + (f" with {' '.join(settings)}" if settings else "")
         )
     if not begin.get("preload"):
         console.print(
-            "[yellow]Tributary's preload library is not built: these are the MPI's times alone.[/]"
+            "Tributary's preload library is not built: these are the MPI's times alone.",
+            style="yellow",
         )
     unserved = {
         r.collective
@@ -487,14 +484,18 @@ def report(measurement: bench.Measurement, console: Console) -> None:
     }
     if unserved:
         console.print(
-            f"[yellow]Tributary left these calls to the MPI: {', '.join(sorted(unserved))}.[/]"
+            f"Tributary left these calls to the MPI: {', '.join(sorted(unserved))}.",
+            style="yellow",
         )
     for note in measurement.notes:
-        console.print(f"note: {note}", highlight=False, markup=False)
+        console.print(f"note: {note}")
     if begin.get("is_oversubscribed"):
         console.print(
             f"note: {begin['ranks_on_host']} ranks share {begin['cores']} cores: these times are mostly the scheduler's"
         )
+    if not measurement.is_complete:
+        done = f"{len(measurement.results)} of {measurement.planned} results"
+        console.print(f"Ended early: {done} are there.", style="yellow")
     if text := verdict(measurement.results):
         console.print(text)
 
@@ -503,54 +504,62 @@ def draw(measurement: bench.Measurement, path: Path) -> None:
     """The picture."""
     job, where = measurement.job, bench.environment(measurement)
     place = f"{where['processor']}, {where['cores']} cores"
-    mpi_title, compared = measurement.mpi_title, measurement.mpi_title
-    names = {"blocking": "its blocking call"}
+    names = {
+        "mpi": measurement.mpi_title,
+        "intel": f"{measurement.mpi_title} on GPU buffers",
+        "nccl": measurement.nccl_title,
+        "blocking": "its blocking call",
+        "registered": "the same with registered buffers",
+    }
     if job.memory != "host":
         place = f"{measurement.gpus_title}, {job.mode}"
         sides = [side for r in measurement.results for side in r.compared.values()]
         if any(side.library == "mpi+copy" for side in sides):
-            mpi_title = f"mpi+copy ({mpi_title})"
-        names = {
-            "mpi": mpi_title,
-            "intel": f"{measurement.mpi_title} on GPU buffers",
-            "nccl": measurement.nccl_title,
-            "blocking": "its blocking call",
-            "registered": "the same with registered buffers",
-        }
-        there = bench.compared_names(measurement.results)
-        compared = " and ".join(names.get(name, name) for name in there)
+            names["mpi"] = f"mpi+copy ({measurement.mpi_title})"
+    there = bench.compared_names(measurement.results)
+    title = " and ".join(["Tributary", *(names[name] for name in there if name in names)])
     plot.draw(
         bench.panels(measurement.results),
         path,
-        f"Tributary and {compared}, {arguments.count_text(job.ranks, 'rank')}",
-        f"{place}; {job.dtype} {job.op}; same job, interleaved, "
-        f"median of {job.repeats} repeats; band: their span",
-        mpi_title,
-        nccl=measurement.nccl_title,
-        names=names,
+        f"{title}, {arguments.count_text(job.ranks, 'rank')}",
+        f"{place}; {job.dtype} {job.op}; "
+        + ("same job, interleaved, " if there else "")
+        + f"median of {job.repeats} repeats"
+        + ("; band: their span" if there else ""),
+        names,
     )
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Measure, print, write; 1 if results were wrong."""
     job = job_of(parsed)
-    arguments.check_picture(parsed.plot)
-    arguments.check_output(parsed.json, "--json")
+    arguments.check_results(parsed)
     if parsed.memory != "host":
         arguments.check_gpus(parsed.launcher)
     if text := rounding_text(job):
         print(f"trib bench: {text}", file=sys.stderr)
-    measurement = measure_with_progress(job)
+    measurement = bench.Measurement(job)
+    try:
+        measure_with_progress(measurement)
+    finally:  # whatever ended it: what was measured is not lost
+        if measurement.results:
+            _keep(measurement, parsed)
+    return 1 if measurement.wrong else 0
+
+
+def _keep(measurement: bench.Measurement, parsed: argparse.Namespace) -> None:
+    """Write the files, then print: who reads that may leave. If the files cannot be written, print all the same."""
     console = output.console()
-    report(measurement, console)
+    try:
+        if parsed.json:
+            parsed.json.write_text(json.dumps(bench.document(measurement), indent=1) + "\n")
+        if parsed.plot:
+            draw(measurement, parsed.plot)
+    finally:
+        report(measurement, console)
     if parsed.json:
-        parsed.json.parent.mkdir(parents=True, exist_ok=True)
-        parsed.json.write_text(json.dumps(bench.document(measurement), indent=1) + "\n")
-        console.print(f"measurements: {parsed.json}")
+        output.say_file(console, "measurements", parsed.json)
     if parsed.plot:
-        draw(measurement, parsed.plot)
-        console.print(f"picture: {parsed.plot}")
+        output.say_file(console, "picture", parsed.plot)
     if measurement.wrong:
-        console.print(f"[red]{measurement.wrong} elements were wrong.[/]")
-        return 1
-    return 0
+        console.print(f"{measurement.wrong} elements were wrong.", style="red")

@@ -15,13 +15,17 @@ import sys
 import time
 from pathlib import Path
 
-from rich.table import Table
+from rich.console import Console
+from rich.text import Text
 
 from tributary import bench, imb, plot, tree
 from tributary.cli import arguments, output
-from tributary.cli.bench import measure_with_progress, verdict
+from tributary.cli.bench import measure_with_progress, rounding_text, verdict, whole_sizes
+from tributary.cli.output import Column
 
 HELP = "an MPI benchmark that is not ours, without and with Tributary"
+
+_PICTURE, _DATA = "demo.png", "demo.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,55 +56,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _table(compared: imb.Comparison, measured: bench.Measurement) -> Table:
+def _print_table(compared: imb.Comparison, measured: bench.Measurement, console: Console) -> None:
     title = " ".join(measured.mpi_title.split()[:-1]) or measured.mpi_title
-    table = output.table()
-    table.add_column("bytes", justify="right", no_wrap=True)
-    for heading in (
+    points = {(r.collective, r.bytes): r for r in measured.results}
+    rows: list[list[str | Text]] = []
+    ends = []
+    for collective in bench.COLLECTIVES:
+        rows.append([Text(collective, "bold"), *[""] * 7])
+        for size in sorted(
+            {key[1] for key in (*compared.without, *points) if key[0] == collective}
+        ):
+            before = compared.without.get((collective, size))
+            after = compared.with_tributary.get((collective, size))
+            r = points.get((collective, size))
+            theirs = r.mpi.time_us if r and r.mpi else None
+            ours = r.tributary.time_us if r and r.tributary else None
+            served_by = r.tributary.algorithm if r and r.tributary else ""
+            cells = [*_cells(before, after), *_cells(theirs, ours), served_by]
+            rows.append([arguments.bytes_text(size), *cells])
+        ends.append(len(rows) - 1)
+    headings = (
+        "bytes",
         f"IMB-MPI1\n{title}\nus",
         "IMB-MPI1\n+ Tributary\nus",
         "ratio",
         f"trib bench\n{title}\nus",
         "trib bench\nTributary\nus",
         "ratio",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("served by", no_wrap=True)
-    points = {(r.collective, r.bytes): r for r in measured.results}
-    for collective in bench.COLLECTIVES:
-        table.add_section()
-        table.add_row(f"[bold]{collective}[/]")
-        for size in sorted(
-            {key[1] for key in (*compared.without, *points) if key[0] == collective}
-        ):
-            cells = [arguments.bytes_text(size)]
-            before, after = (
-                compared.without.get((collective, size)),
-                compared.with_tributary.get((collective, size)),
-            )
-            if before and after:
-                cells += [
-                    arguments.time_text(before),
-                    arguments.time_text(after),
-                    _ratio(before / after),
-                ]
-            else:
-                cells += ["", "", ""]
-            r = points.get((collective, size))
-            if r and r.mpi and r.tributary:
-                cells += [
-                    arguments.time_text(r.mpi.time_us),
-                    arguments.time_text(r.tributary.time_us),
-                    _ratio(r.ratio or 0),
-                    r.tributary.algorithm,
-                ]
-            table.add_row(*cells)
-    return table
+    )
+    cells_of = [list(column) for column in zip(*rows, strict=True)]
+    columns = [Column(*pair) for pair in zip(headings, cells_of[:-1], strict=True)]
+    columns.append(Column("served by", cells_of[-1], spare=1, is_text=True))
+    output.print_figures(console, columns, ends=ends)
 
 
-def _ratio(value: float) -> str:
-    colour = "green" if value >= 1 else "yellow" if value >= 0.95 else "red"
-    return f"[{colour}]{value:.2f}[/]"
+def _cells(before: float | None, after: float | None) -> list[str | Text]:
+    """Two times and their ratio; nothing where one of them is missing."""
+    if not before or not after:
+        return ["", "", ""]
+    ratio = before / after
+    colour = "green" if ratio >= 1 else "yellow" if ratio >= 0.95 else "red"
+    time = arguments.time_text
+    return [time(before), time(after), Text(f"{ratio:.2f}", colour)]
 
 
 def served_in_words(found: imb.Statistics) -> list[str]:
@@ -125,43 +122,56 @@ def served_in_words(found: imb.Statistics) -> list[str]:
 def run(parsed: argparse.Namespace) -> int:
     """Run, print, draw."""
     start = time.monotonic()
-    sizes = arguments.read_sizes(parsed.sizes)
+    job = bench.Job("all", parsed.ranks, arguments.read_sizes(parsed.sizes), mpi="intel")
     tree.need_preload_library("mpich")
     tree.check_settings({})
-    picture, data = parsed.out / "demo.png", parsed.out / "demo.json"
-    for file in (picture, data):
-        arguments.check_output(file, "--out")
+    for name in (_PICTURE, _DATA):
+        arguments.check_output(parsed.out / name, "--out")
+    if text := rounding_text(job):
+        print(f"trib demo: {text}", file=sys.stderr)
+        job.sizes = sorted(set(whole_sizes(job)))
 
     def say(text: str) -> None:
         print(f"demo: {text}", file=sys.stderr, flush=True)
 
-    compared = imb.compare(sizes, parsed.ranks, parsed.runs, parsed.out, say)
+    compared = imb.compare(job.sizes, parsed.ranks, parsed.runs, parsed.out, say)
     say("trib bench all, against the same MPI")
-    job = bench.Job("all", parsed.ranks, sizes, mpi="intel")
-    measured = measure_with_progress(job)
+    measured = bench.Measurement(job)
+    try:
+        measure_with_progress(measured)
+    finally:  # whatever ended it: what was measured is not lost
+        if measured.results:
+            _keep(compared, measured, parsed)
+    say(f"done in {time.monotonic() - start:.0f} s")
+    return 1 if measured.wrong else 0
 
-    console = output.console()
-    where = bench.environment(measured)
+
+def _keep(
+    compared: imb.Comparison, measured: bench.Measurement, parsed: argparse.Namespace
+) -> None:
+    """Write the files, then print: who reads that may leave."""
+    document = bench.document(measured)
+    document["imb"] = [
+        {
+            "collective": name,
+            "bytes": size,
+            "without_us": before,
+            "with_us": compared.with_tributary.get((name, size)),
+        }
+        for (name, size), before in compared.without.items()
+    ]
+    picture, data = parsed.out / _PICTURE, parsed.out / _DATA
+    data.write_text(json.dumps(document, indent=1) + "\n")
+    where = document["environment"]
     ranks = arguments.count_text(parsed.ranks, "rank")
-    console.print()
-    console.print(
-        f"[bold]Four reductions without and with Tributary[/]: {ranks}, float sum, "
-        f"{where['processor']}, {where['cores']} cores\n"
-        f"IMB-MPI1 (left) is not ours and not changed; median of {parsed.runs} runs of each kind, its t_max (mean over calls, slowest rank). "
-        f"trib bench (right) interleaves both sides in one job; median over calls and {job.repeats} repeats. Ratio: the MPI's time / Tributary's."
-    )
-    console.print(_table(compared, measured))
-    console.print("[bold]Who served the calls of IMB-MPI1[/]")
-    for line in served_in_words(compared.statistics):
-        console.print(f"  {line}")
-    console.print(f"[bold]trib bench[/]: {verdict(measured.results)}")
+    repeats = measured.job.repeats
     plot.draw(
         bench.panels(measured.results),
         picture,
         f"Tributary under {measured.mpi_title}, {ranks}",
-        f"{where['processor']}, {where['cores']} cores; float sum; trib bench: same job, interleaved, median of {job.repeats} repeats "
+        f"{where['processor']}, {where['cores']} cores; float sum; trib bench: same job, interleaved, median of {repeats} repeats "
         "(band: their span); crosses: IMB-MPI1",
-        measured.mpi_title,
+        {"mpi": measured.mpi_title},
         {
             f"MPI_{collective.capitalize()}": [
                 (
@@ -175,22 +185,23 @@ def run(parsed: argparse.Namespace) -> int:
             for collective in bench.COLLECTIVES
         },
     )
-    document = bench.document(measured)
-    document["imb"] = [
-        {
-            "collective": name,
-            "bytes": size,
-            "without_us": before,
-            "with_us": compared.with_tributary.get((name, size)),
-        }
-        for (name, size), before in compared.without.items()
-    ]
-    data.write_text(json.dumps(document, indent=1) + "\n")
+    console = output.console()
+    console.print()
     console.print(
-        f"picture: {picture}   measurements: {data}   IMB's own output: {parsed.out}/imb-*.txt"
+        Text("Four reductions without and with Tributary", "bold"),
+        f": {ranks}, float sum, {where['processor']}, {where['cores']} cores\n"
+        f"IMB-MPI1 (left) is not ours and not changed; median of {parsed.runs} runs of each kind, its t_max (mean over calls, slowest rank). "
+        f"trib bench (right) interleaves both sides in one job; median over calls and {repeats} repeats. Ratio: the MPI's time / Tributary's.",
+        sep="",
     )
+    _print_table(compared, measured, console)
+    console.print("Who served the calls of IMB-MPI1", style="bold")
+    for line in served_in_words(compared.statistics):
+        console.print(f"  {line}")
+    console.print(Text("trib bench", "bold"), f": {verdict(measured.results)}", sep="")
+    output.say_file(console, "picture", picture)
+    output.say_file(console, "measurements", data)
+    output.say_file(console, "IMB's own output", f"{parsed.out}/imb-*.txt")
     console.print(
         f"Try it on your program: .venv/bin/trib run -n {parsed.ranks} --stats -- ./your-program"
     )
-    say(f"done in {time.monotonic() - start:.0f} s")
-    return 1 if measured.wrong else 0

@@ -9,7 +9,7 @@ examples:
   trib info --json | jq '.settings[] | select(.origin != "default")'
   trib info --markdown                 the tables of the documentation
   trib info --markdown docs            write them anew into the Markdown files below docs/, between the lines
-                                       <!-- trib info: settings --> and <!-- end --> (or algorithms, types, backends)
+                                       <!-- trib info: settings --> and <!-- end --> (or algorithms, types)
 """
 
 import argparse
@@ -21,8 +21,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from tributary import mpi, tree
+from tributary import mpi, tree, tuning
 from tributary.cli import output
 from tributary.errors import UserError
 
@@ -165,10 +166,6 @@ def _table(title: str, *columns: str) -> Table:
     return made
 
 
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False)
-
-
 def _print_mpis(data: dict[str, Any], console: Console) -> None:
     mpis = _table("MPIs found", "name", "version", "from", "mpiexec")
     for one in data["mpis"]:
@@ -233,13 +230,12 @@ def _print_links(gpus: dict[str, Any], console: Console) -> None:
     for i in range(count):
         matrix.add_row(f"GPU{i}", *(cells[i, j] for j in range(count)))
     console.print(matrix)
-    _say(
-        console,
+    console.print(
         "NV#: so many NVLinks; PCIe, PIX, PXB, PHB, NODE, SYS: peer access over PCIe, as nvidia-smi topo -m names "
-        "what is between; none: no peer access\n",
+        "what is between; none: no peer access\n"
     )
     if gpus["nvml"]:
-        _say(console, f"How many NVLinks there are is not known: {gpus['nvml']}\n")
+        console.print(f"How many NVLinks there are is not known: {gpus['nvml']}\n")
 
 
 def _tried_text(row: dict[str, Any]) -> str:
@@ -251,7 +247,7 @@ def _tried_text(row: dict[str, Any]) -> str:
 def _print_gpus(data: dict[str, Any], console: Console) -> None:
     gpus = data["gpus"]
     if gpus["missing"]:
-        _say(console, f"GPUs: none: {gpus['missing']}\n")
+        console.print(f"GPUs: none: {gpus['missing']}\n")
         return
     columns = ("GPU", "name", "memory", "compute", "kernels", "PCI", "NUMA", "processors", "MPS")
     devices = _table(f"GPUs (driver for CUDA {gpus['driver']})", *columns)
@@ -281,14 +277,14 @@ def _print_gpus(data: dict[str, Any], console: Console) -> None:
     console.print(memory)
     used = {w for row in gpus["memory"] for w in (*row["ways"], *row["ways_on_shared_gpus"])}
     if used & {"ipc", "file"}:
-        _say(console, _MAPPED)
+        console.print(_MAPPED)
     for way, (_, text) in _WAYS.items():
         if way in used and text:
-            _say(console, text)
+            console.print(text)
     for one in data["settings"]:
         if one["variable"] in _OF_WAYS and one["value"] != one["default"]:
-            _say(console, f"{one['variable']}={one['value']} is set")
-    _say(console, "")
+            console.print(f"{one['variable']}={one['value']} is set")
+    console.print()
 
 
 def _print_levels(data: dict[str, Any], console: Console) -> None:
@@ -296,16 +292,16 @@ def _print_levels(data: dict[str, Any], console: Console) -> None:
     for one in data["levels"]["kinds"]:
         levels.add_row(one["kind"], str(len(one["domains"])), "  ".join(one["domains"]) or "-")
     missing = data["levels"]["missing"]
-    console.print(f"hwloc: {missing}" if missing else levels, highlight=False, markup=False)
+    console.print(f"hwloc: {missing}" if missing else levels)
 
 
 def _print_tuning(data: dict[str, Any], console: Console) -> None:
     file = data["tuning"]["file"]
     state = "" if not file or Path(file).is_file() else " (not there yet: `trib tune` writes it)"
-    tuning = _table("Tuning", "what", "")
-    tuning.add_row("file", f"{file}{state}" if file else "none: TRIB_TUNING_FILE=none")
-    tuning.add_row("machine", data["tuning"]["machine"])
-    console.print(tuning)
+    made = _table("Tuning", "what", "")
+    made.add_row("file", f"{file}{state}" if file else f"none: {tuning.missing()}")
+    made.add_row("machine", data["tuning"]["machine"])
+    console.print(made)
 
 
 def _print_settings(data: dict[str, Any], console: Console) -> None:
@@ -313,7 +309,7 @@ def _print_settings(data: dict[str, Any], console: Console) -> None:
         "Settings", "variable", "value", "default", "origin", "accepted", "what it does"
     )
     for one in data["settings"]:
-        value = one["value"] if one["origin"] == "default" else f"[bold yellow]{one['value']}[/]"
+        value = Text(one["value"], "" if one["origin"] == "default" else "bold yellow")
         settings.add_row(
             one["variable"], value, one["default"], one["origin"], one["accepted"], one["help"]
         )
@@ -374,7 +370,7 @@ def run(parsed: argparse.Namespace) -> int:
         return 0
     console = output.console()
     if section is None:
-        console.print(f"[bold]Tributary {data['version']}[/]\n")
+        console.print(f"Tributary {data['version']}\n", style="bold")
     for name, (show, _) in _SECTIONS.items():
         if section in (None, name):
             show(data, console)

@@ -16,7 +16,7 @@ def steps(title: str, total: int) -> Iterator[Callable[[str], None]]:
     """A bar on standard error, or lines where that is no terminal: call it with a text for each step done."""
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -42,6 +42,10 @@ _COLOURS = {
 }
 
 
+def _size(text: str) -> int:
+    return arguments.read_bytes(text, "--bytes")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add which schedule, and the forms of output."""
     add = parser.add_argument
@@ -54,17 +58,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--algorithm",
         metavar="NAME",
-        default="auto",
         help="by which algorithm (default: auto, the one that a call of --bytes gets)",
     )
-    add("--bytes", metavar="SIZE", default="4", help="of the vector, for auto (default: 4)")
+    add("--bytes", metavar="SIZE", type=_size, help="of the vector, for auto (default: 4)")
     add(
         "-n",
         "--ranks",
         metavar="N",
         dest="ranks",
         type=arguments.positive,
-        default=4,
         help="number of ranks (default: 4)",
     )
     add("--root", metavar="RANK", type=int, help="root of reduce or broadcast (default: 0)")
@@ -93,23 +95,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _native(parsed: argparse.Namespace) -> list[str]:
-    """The arguments for trib-schedule."""
+    """The arguments for trib-schedule, which has the same ones."""
+    words: list[str] = []
+    for option in ("algorithm", "bytes", "ranks", "root", "domains"):
+        if (value := getattr(parsed, option)) is not None:
+            words += ["-n" if option == "ranks" else f"--{option}", str(value)]
+    for form in ("in_place", "direct", "attach", "program"):
+        words += [f"--{form.replace('_', '-')}"] if getattr(parsed, form) else []
     if parsed.verify:
         if parsed.collective:
             raise UserError("--verify FILE: the file says which COLLECTIVE; give one of the two")
-        if parsed.program:
-            raise UserError("--program: with a COLLECTIVE only, not with --verify FILE")
+        if words:
+            raise UserError(f"{words[0]}: with a COLLECTIVE only, not with --verify FILE")
         return ["--verify", parsed.verify]
     if not parsed.collective:
         raise UserError("COLLECTIVE is missing; or --verify FILE (trib schedule --help)")
-    size = arguments.read_bytes(parsed.bytes, "--bytes")
-    words = [parsed.collective, "--algorithm", parsed.algorithm, "--bytes", str(size)]
-    words += ["-n", str(parsed.ranks)]
-    words += ["--root", str(parsed.root)] if parsed.root is not None else []
-    words += ["--domains", parsed.domains] if parsed.domains else []
-    for form in ("in_place", "direct", "attach", "program"):
-        words += [f"--{form.replace('_', '-')}"] if getattr(parsed, form) else []
-    return words
+    return [parsed.collective, *words]
 
 
 def _number(value: float) -> str:
@@ -143,9 +144,7 @@ def in_words(document: dict[str, Any], numbers: schedule.Summary) -> list[str]:
     ]
 
 
-def _section(text: str, rank: int, ranks: int) -> str:
-    if not 0 <= rank < ranks:
-        raise UserError(f"--rank: {rank} is not among the ranks 0 to {ranks - 1}")
+def _section(text: str, rank: int) -> str:
     return "rank " + text.split("\nrank ")[rank + 1].rstrip("\n") + "\n"
 
 
@@ -159,13 +158,14 @@ def _print(text: str, console: Console) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Print, write, draw; 1 if a schedule is wrong."""
-    arguments.check_picture(parsed.plot)
-    arguments.check_output(parsed.json, "--json")
-    text = sys.stdin.read() if parsed.verify == "-" else None
+    arguments.check_results(parsed, parsed.verify)
+    text = sys.stdin.buffer.read() if parsed.verify == "-" else None
     document = schedule.ask(_native(parsed), text)
     ranks, fault = document["ranks"], document.get("fault", "")
     if parsed.plot and ranks > _MAX_DRAWN:
         raise UserError(f"--plot: {ranks} ranks; accepted: up to {_MAX_DRAWN}")
+    if parsed.rank is not None and not 0 <= parsed.rank < ranks:
+        raise UserError(f"--rank: {parsed.rank} is not among the ranks 0 to {ranks - 1}")
     found = schedule.flow(document)
     numbers = schedule.summary(document, found)
     lines = in_words(document, numbers)
@@ -173,20 +173,18 @@ def run(parsed: argparse.Namespace) -> int:
     _print("\n".join(f"# {line}" for line in [_title(document), *lines]), console)
     if parsed.program:
         shown = document["programs"]
-        if parsed.rank is not None and not 0 <= parsed.rank < ranks:
-            raise UserError(f"--rank: {parsed.rank} is not among the ranks 0 to {ranks - 1}")
         _print("\n" + "\n".join(shown if parsed.rank is None else [shown[parsed.rank]]), console)
     elif parsed.rank is not None:
-        _print("\n" + _section(document["text"], parsed.rank, ranks), console)
+        _print("\n" + _section(document["text"], parsed.rank), console)
     elif not parsed.verify:
         _print("\n" + document["text"], console)
     if parsed.json:
         parsed.json.parent.mkdir(parents=True, exist_ok=True)
         parsed.json.write_text(json.dumps({**document, "summary": vars(numbers)}, indent=1) + "\n")
-        console.print(f"# as JSON: {parsed.json}", soft_wrap=True)
+        output.say_file(console, "# as JSON", parsed.json)
     if parsed.plot:
         schedule_plot.draw(document, found, parsed.plot, _title(document), lines, fault)
-        console.print(f"# picture: {parsed.plot}", soft_wrap=True)
+        output.say_file(console, "# picture", parsed.plot)
     if parsed.verify and not fault:
         _print("# verified: right values in any order of events, no race, no deadlock", console)
     if fault:

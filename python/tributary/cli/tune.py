@@ -27,11 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-from tributary import bench, mpi, plot, tuning
+from tributary import bench, mpi, plot, tree, tuning
 from tributary.cli import arguments, output
 from tributary.cli import bench as bench_command
+from tributary.cli.output import Column
 from tributary.cli.progress import steps
 from tributary.errors import UserError
 
@@ -107,8 +108,7 @@ def _check_arguments(parsed: argparse.Namespace) -> None:
         raise UserError(f"{option}: with --show or --check only")
     if parsed.check and parsed.memory != "host":
         raise UserError("--check: with --memory host only")
-    arguments.check_picture(parsed.plot)
-    arguments.check_output(parsed.json, "--json")
+    arguments.check_results(parsed)
 
 
 def _job(parsed: argparse.Namespace) -> bench.Job:
@@ -135,13 +135,14 @@ def _job(parsed: argparse.Namespace) -> bench.Job:
 def _selected(parsed: argparse.Namespace) -> list[tuning.Finding]:
     """What the file knows of this machine and the arguments name."""
     found = tuning.of_this_machine(tuning.read(tuning.path()))
-    sizes = set(arguments.read_sizes(parsed.sizes)) if parsed.sizes else None
+    sizes = arguments.read_sizes(parsed.sizes) if parsed.sizes else []
+    octaves = {size.bit_length() for size in sizes}  # each has one finding
     places = {"host": ("host",), "cuda": ("device",)}
     return [
         f
         for f in found
         if parsed.collective in (f.collective, "all")
-        and (sizes is None or f.bytes in sizes)
+        and (not octaves or f.bytes.bit_length() in octaves)
         and (parsed.ranks is None or f.ranks == parsed.ranks)
         and f.place in places[parsed.memory]
     ]
@@ -150,31 +151,71 @@ def _selected(parsed: argparse.Namespace) -> list[tuning.Finding]:
 # ---------------------------------------------------------------------------------------------- to fill it
 
 
-def fill(parsed: argparse.Namespace, console: Console) -> None:
-    """Have the library measure."""
+def _lost_text(lost: list[tuning.Tuned]) -> str:
+    """That there are no findings, and why that may be. The library knows, but does not tell."""
+    sizes = ", ".join(f"{one.collective} {arguments.size_text(one.bytes)}" for one in lost)
+    settings = tree.environment_settings()
+    settings.pop("TRIB_TUNING_FILE", None)
+    here = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return (
+        f"nothing was kept for this machine of {sizes}: --budget was too short, the file could not be written, "
+        "or nothing is measured with these settings and buffers"
+        + (f" (set here: {here})" if here else "")
+    )
+
+
+def fill(parsed: argparse.Namespace, console: Console) -> list[tuning.Finding]:
+    """Have the library measure; what is known of these sizes then."""
+    if parsed.memory != "host":
+        arguments.check_gpus(parsed.launcher)
     job = _job(parsed)
-    tuning.read(tuning.path())  # a damaged one is said before anything is measured
+    file = tuning.path()
+    arguments.check_output(file, "TRIB_TUNING_FILE")
+    parsed.ranks, parsed.sizes = job.ranks, None
+
+    def known() -> dict[tuple[str, int], list[tuning.Finding]]:
+        rows: dict[tuple[str, int], list[tuning.Finding]] = {}
+        for f in _selected(parsed):
+            rows.setdefault((f.collective, f.bytes.bit_length()), []).append(f)
+        return rows
+
+    before = known()  # a damaged file is said before anything is measured
     too_long = [size for size in job.sizes if size > _MOST_BYTES]
     if too_long:
         raise UserError(
             f"--sizes: {arguments.size_text(too_long[0])}: vectors of up to {arguments.size_text(_MOST_BYTES)} are measured"
         )
-    if parsed.memory != "host":
-        arguments.check_gpus(parsed.launcher)
     if text := bench_command.rounding_text(job):
         print(f"trib tune: {text}", file=sys.stderr)
     job.tune = "again" if parsed.again else "on"
     job.settings["TRIB_TUNE_BUDGET_MS"] = str(parsed.budget)
     measurement = bench.Measurement(job)
     collectives = len(bench.COLLECTIVES) if job.collective == "all" else 1
-    with steps(f"{job.mpi}, {job.ranks} ranks", len(job.sizes) * collectives) as step:
-        for tuned in tuning.fill(job, measurement):
-            step(
-                f"{tuned.collective} {arguments.size_text(tuned.bytes)}: {tuned.seconds * 1000:.0f} ms"
-            )
-    for note in measurement.notes:
-        console.print(f"note: {note}", highlight=False, markup=False)
-    console.print(f"findings: {tuning.path()}", highlight=False, markup=False)
+    tuned: list[tuning.Tuned] = []
+    try:
+        with steps(f"{job.mpi}, {job.ranks} ranks", len(job.sizes) * collectives) as step:
+            for one in tuning.fill(job, measurement):
+                tuned.append(one)
+                step(
+                    f"{one.collective} {arguments.size_text(one.bytes)}: {one.seconds * 1000:.0f} ms"
+                )
+    finally:
+        for note in measurement.notes:
+            console.print(f"note: {note}")
+        after = known()
+        kept = {
+            key: after[key] for key in after if not parsed.again or after[key] != before.get(key)
+        }
+        keys = dict.fromkeys((one.collective, one.bytes.bit_length()) for one in tuned)
+        lost = [one for one in tuned if (one.collective, one.bytes.bit_length()) not in kept]
+        is_told = len(lost) < len(tuned) or arguments.may_be_elsewhere(parsed.launcher)
+        if is_told:
+            output.say_file(console, "findings", file)
+    if not is_told:
+        raise UserError(_lost_text(lost))
+    if lost:
+        console.print(f"note: {_lost_text(lost)}")
+    return [finding for key in keys for finding in kept.get(key, ())]
 
 
 # ------------------------------------------------------------------------------------------------ to show it
@@ -214,24 +255,19 @@ def _title(group: tuple[Any, ...]) -> str:
 
 def show(findings: list[tuning.Finding], console: Console) -> None:
     """Print the tables."""
-    console.print(f"{tuning.machine()}\n", highlight=False, markup=False)
+    console.print(f"{tuning.machine()}\n")
+    time = arguments.time_text
     for group, rows in _group(findings).items():
-        made: Table = output.table(_title(group))
-        for column in ("bytes", "default\nus", "tuned\nus", "ratio", "least\nus"):
-            made.add_column(column, justify="right", no_wrap=True)
-        made.add_column("tuned choice")
-        made.add_column("candidates", justify="right", no_wrap=True)
-        for f in rows:
-            made.add_row(
-                arguments.bytes_text(f.bytes),
-                arguments.time_text(f.default_us),
-                arguments.time_text(f.time_us),
-                f"{f.default_us / f.time_us:.2f}",
-                arguments.time_text(f.least_us),
-                "the default" if f.is_default else f.way.text,
-                str(len(f.candidates)),
-            )
-        console.print(made)
+        columns = [
+            Column("bytes", [arguments.bytes_text(f.bytes) for f in rows]),
+            Column("default\nus", [time(f.default_us) for f in rows]),
+            Column("tuned\nus", [time(f.time_us) for f in rows]),
+            Column("ratio", [f"{f.default_us / f.time_us:.2f}" for f in rows]),
+            Column("least\nus", [time(f.least_us) for f in rows], spare=1),
+            Column("tuned choice", [f.choice for f in rows], is_text=True),
+            Column("candidates", [str(len(f.candidates)) for f in rows], spare=2),
+        ]
+        output.print_figures(console, columns, _title(group))
     better = [f for f in findings if not f.is_default]
     console.print(
         f"{len(better)} of {len(findings)} sizes are served better than by the default table."
@@ -255,7 +291,6 @@ def _show(parsed: argparse.Namespace, console: Console) -> None:
         raise UserError(
             f"nothing is known: {tuning.path()} has no findings for this machine and these arguments; `trib tune` measures some"
         )
-    show(findings, console)
     if parsed.plot:
         panels = [
             plot.TuningPanel(
@@ -284,13 +319,14 @@ def _show(parsed: argparse.Namespace, console: Console) -> None:
             for f in findings
         ]
         _write(parsed, {"machine": tuning.machine(), "findings": shown})
+    show(findings, console)
 
 
 # ----------------------------------------------------------------------------------------------- to check it
 
 
-def _cell(ratio: float, limit: float) -> str:
-    return f"[{'green' if ratio <= limit else 'red'}]{ratio:.2f}[/]"
+def _cell(ratio: float, limit: float) -> Text:
+    return Text(f"{ratio:.2f}", "green" if ratio <= limit else "red")
 
 
 def _check(parsed: argparse.Namespace, console: Console) -> None:
@@ -301,50 +337,40 @@ def _check(parsed: argparse.Namespace, console: Console) -> None:
             f"nothing to check: {tuning.path()} has no findings for {parsed.ranks} ranks on this machine; `trib tune` measures some"
         )
     checks: list[tuning.Check] = []
-    with steps(f"{parsed.ranks} ranks", len(findings)) as step:
-        for f in findings:
-            job = _job(parsed)
-            job.batch_ms = 10
-            checks.append(tuning.check(f, job))
-            last = checks[-1]
-            step(
-                f"{f.collective} {arguments.size_text(f.bytes)}: tuned {last.tuned_ratio:.2f}, default {last.default_ratio:.2f}"
-            )
+    try:
+        with steps(f"{parsed.ranks} ranks", len(findings)) as step:
+            for f in findings:
+                job = _job(parsed)
+                job.batch_ms = 10
+                checks.append(tuning.check(f, job))
+                last = checks[-1]
+                step(
+                    f"{f.collective} {arguments.size_text(f.bytes)}: tuned {last.tuned_ratio:.2f}, default {last.default_ratio:.2f}"
+                )
+    finally:  # whatever ended it: what was measured is not lost
+        if checks:
+            _keep_checks(parsed, checks, console)
+            if len(checks) < len(findings):
+                console.print(f"Ended early: {len(checks)} of {len(findings)} sizes were measured.")
+
+
+def _keep_checks(parsed: argparse.Namespace, checks: list[tuning.Check], console: Console) -> None:
+    """Draw, write and print them."""
     by_finding = {id(c.finding): c for c in checks}
-    for group, rows in _group(findings).items():
-        made: Table = output.table(_title(group) + ", measured again")
-        for column in ("bytes", "best\nus", "tuned\nus", "tuned /\nbest", "default\nus"):
-            made.add_column(column, justify="right", no_wrap=True)
-        made.add_column("default /\nbest", justify="right", no_wrap=True)
-        made.add_column("tuned choice")
-        for f in rows:
-            c = by_finding[id(f)]
-            made.add_row(
-                arguments.bytes_text(f.bytes),
-                arguments.time_text(c.best_us),
-                arguments.time_text(c.tuned_us),
-                _cell(c.tuned_ratio, 1.1),
-                arguments.time_text(c.default_us),
-                _cell(c.default_ratio, 1.25),
-                "the default" if f.is_default else f.way.text,
-            )
-        console.print(made)
-    console.print(
-        f"Tuned choice within 10% of the best candidate at {sum(c.tuned_ratio <= 1.1 for c in checks)} of {len(checks)} sizes "
-        f"(worst: {max(c.tuned_ratio for c in checks):.2f}), default table within 25% at "
-        f"{sum(c.default_ratio <= 1.25 for c in checks)} (worst: {max(c.default_ratio for c in checks):.2f})."
-    )
+    groups = {
+        group: [by_finding[id(f)] for f in rows]
+        for group, rows in _group([c.finding for c in checks]).items()
+    }
     if parsed.plot:
         panels = [
             plot.TuningPanel(
                 _title(group),
                 [
-                    plot.TuningPoint(f.bytes, c.default_us, c.tuned_us, c.best_us)
-                    for f in rows
-                    for c in (by_finding[id(f)],)
+                    plot.TuningPoint(c.finding.bytes, c.default_us, c.tuned_us, c.best_us)
+                    for c in rows
                 ],
             )
-            for group, rows in _group(findings).items()
+            for group, rows in groups.items()
         ]
         _draw(parsed, panels, f"Tuned choices, measured again, {parsed.ranks} ranks")
     if parsed.json:
@@ -362,6 +388,23 @@ def _check(parsed: argparse.Namespace, console: Console) -> None:
             for c in checks
         ]
         _write(parsed, {"machine": tuning.machine(), "ranks": parsed.ranks, "checks": checked})
+    time = arguments.time_text
+    for group, rows in groups.items():
+        columns = [
+            Column("bytes", [arguments.bytes_text(c.finding.bytes) for c in rows]),
+            Column("best\nus", [time(c.best_us) for c in rows], spare=1),
+            Column("tuned\nus", [time(c.tuned_us) for c in rows]),
+            Column("tuned /\nbest", [_cell(c.tuned_ratio, 1.1) for c in rows]),
+            Column("default\nus", [time(c.default_us) for c in rows]),
+            Column("default /\nbest", [_cell(c.default_ratio, 1.25) for c in rows]),
+            Column("tuned choice", [c.finding.choice for c in rows], spare=2, is_text=True),
+        ]
+        output.print_figures(console, columns, _title(group) + ", measured again")
+    console.print(
+        f"Tuned choice within 10% of the best candidate at {sum(c.tuned_ratio <= 1.1 for c in checks)} of {len(checks)} sizes "
+        f"(worst: {max(c.tuned_ratio for c in checks):.2f}), default table within 25% at "
+        f"{sum(c.default_ratio <= 1.25 for c in checks)} (worst: {max(c.default_ratio for c in checks):.2f})."
+    )
 
 
 def _write(parsed: argparse.Namespace, document: dict[str, Any]) -> None:
@@ -377,12 +420,9 @@ def run(parsed: argparse.Namespace) -> int:
         _check(parsed, console)
     elif parsed.show:
         _show(parsed, console)
-    else:
-        fill(parsed, console)
-        findings = _selected(parsed)
-        if findings:
-            show(findings, console)
-    for option, file in (("picture", parsed.plot), ("data", parsed.json)):
+    elif findings := fill(parsed, console):
+        show(findings, console)
+    for what, file in (("picture", parsed.plot), ("data", parsed.json)):
         if file:
-            console.print(f"{option}: {file}", highlight=False, markup=False)
+            output.say_file(console, what, file)
     return 0
