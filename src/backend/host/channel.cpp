@@ -185,6 +185,7 @@ bool Channel::reserve_data() {
   data_ = Segment::open(bootstrap_, kWindows * kLargeBytes, config_.segment, why);
   if (!data_) return false;
   for (int rank = 0; rank < size_; ++rank) peers_[rank].large = data_->of(rank);
+  stores_ = ScratchStores(size_);  // what is known is of other scratch
   return true;
 }
 
