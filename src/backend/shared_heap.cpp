@@ -150,7 +150,7 @@ void* SharedHeap::allocate(std::size_t bytes, std::size_t alignment, bool* is_ze
   alignment = std::max(alignment, length >= kHugePage ? kHugePage : page_bytes());
   try {
     const std::lock_guard lock(mutex_);
-    if (is_forking_ || !open() || is_child()) return nullptr;
+    if (forks_ > 0 || !open() || is_child()) return nullptr;
     const std::size_t at = place_for(length, alignment);
     if (at == kNowhere || !lengthen(at + length)) return nullptr;
     blocks_.emplace(at, at + length);
@@ -255,7 +255,7 @@ bool SharedHeap::grow(void* block, std::size_t bytes) noexcept {
   const KeepThread keep;
   if (bytes > kMostBytes || is_child()) return false;
   const std::lock_guard lock(mutex_);
-  if (is_forking_) return false;
+  if (forks_ > 0) return false;
   const auto begin = static_cast<std::size_t>(static_cast<std::byte*>(block) - base());
   const auto found = blocks_.find(begin);
   if (found == blocks_.end()) return false;
@@ -277,7 +277,7 @@ void SharedHeap::free(void* block) noexcept {
   const KeepThread keep;
   if (is_child()) return;  // its copy of the heap goes with it
   const std::lock_guard lock(mutex_);
-  if (!is_forking_) return release(block);
+  if (forks_ == 0) return release(block);
   try {
     freed_.push_back(block);
   } catch (const std::bad_alloc&) {  // the block is lost
@@ -425,7 +425,7 @@ void SharedHeap::before_fork() noexcept {
   heap.fork_mutex_.lock();
   {
     const std::lock_guard lock(heap.mutex_);
-    heap.is_forking_ = true;
+    ++heap.forks_;
   }
   if (heap.is_child() || heap.blocks_.empty()) return;
   struct stat file{};
@@ -454,9 +454,10 @@ void SharedHeap::after_fork_in_parent() noexcept {
   }
   {
     const std::lock_guard lock(heap.mutex_);
-    heap.is_forking_ = false;
-    for (void* const block : heap.freed_) heap.release(block);
-    heap.freed_.clear();
+    if (--heap.forks_ == 0) {
+      for (void* const block : heap.freed_) heap.release(block);
+      heap.freed_.clear();
+    }
   }
   heap.fork_mutex_.unlock();
   // Not by log(), which allocates: handlers that unlock other allocators are still to come.
@@ -475,8 +476,8 @@ void SharedHeap::after_fork_in_child() noexcept {
   SharedHeap& heap = get();
   // Threads that are not here may have held the lock, but have changed nothing.
   new (&heap.mutex_) std::mutex;
-  new (&heap.fork_mutex_) std::mutex;
-  heap.is_forking_ = false;
+  new (&heap.fork_mutex_) std::recursive_mutex;
+  heap.forks_ = 0;
   if (!heap.is_child()) heap.make_own();  // otherwise a child's child: all is its own already
 }
 
@@ -499,7 +500,6 @@ void SharedHeap::make_own() noexcept {
              is_copy ? 0 : static_cast<off_t>(begin));
   }
   if (is_copy) {
-    ::madvise(base(), bytes_, MADV_HUGEPAGE);  // 1 GiB takes a fourth of the time
     if (is_there)
       copy_blocks(file);
     else if (shared != nullptr)
@@ -527,6 +527,13 @@ std::byte* SharedHeap::move_away() noexcept {
   return moved == MAP_FAILED ? nullptr : static_cast<std::byte*>(moved);
 }
 
+/// Whole ones: 1 GiB takes a fourth of the time.
+void SharedHeap::advise_huge_pages(off_t begin, off_t end) noexcept {
+  const std::size_t first = round_up(static_cast<std::size_t>(begin), kHugePage);
+  const std::size_t last = static_cast<std::size_t>(std::max(begin, end)) / kHugePage * kHugePage;
+  if (first < last) ::madvise(base() + first, last - first, MADV_HUGEPAGE);
+}
+
 /// Where nothing was written the file has holes, and the new memory is zero as well.
 void SharedHeap::copy_blocks(int file) noexcept {
   off_t written = 0, hole = 0;  // a stretch that may reach over many blocks
@@ -539,6 +546,7 @@ void SharedHeap::copy_blocks(int file) noexcept {
         hole = ::lseek(file, written, SEEK_HOLE);
       }
       at = std::max(at, written);
+      advise_huge_pages(at, std::min(hole, end));
       while (at < std::min(hole, end)) {
         const auto bytes = static_cast<std::size_t>(std::min(hole, end) - at);
         const ssize_t got = ::pread(file, base() + at, bytes, at);

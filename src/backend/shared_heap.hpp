@@ -4,6 +4,8 @@
 // MPI_Alloc_mem gives and, if TRIB_SHARED_HEAP=1, what malloc and its like give (heap/malloc.cpp).
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -77,6 +79,7 @@ class SharedHeap {
   void make_own() noexcept;
   std::byte* move_away() noexcept;
   void copy_blocks(int file) noexcept;
+  void advise_huge_pages(off_t begin, off_t end) noexcept;
   static void before_fork() noexcept;
   static void after_fork_in_parent() noexcept;
   static void after_fork_in_child() noexcept;
@@ -109,8 +112,8 @@ class SharedHeap {
   } file_{};                 // that fd_ was, and is, unless the program has closed it
   bool is_refused_ = false;  // there is no heap and will be none
   std::array<std::uint64_t, 2> nonce_{};
-  std::mutex fork_mutex_;            // held during a fork
-  bool is_forking_ = false;          // blocks and rooms are as the child will have them
+  std::recursive_mutex fork_mutex_;  // held during a fork, in which a signal handler may fork, too
+  int forks_ = 0;                    // that it is held for: the child will have blocks and rooms so
   std::array<int, 2> pipe_{-1, -1};  // during a fork whose child copies the blocks: its word for it
   bool is_warned_ = false;           // that a child did not
   std::size_t in_use_ = 0;           // bytes in `blocks_`
@@ -124,7 +127,7 @@ class SharedHeap {
   // Where the rooms begin, by their sizes, and those that are written by how long they have been.
   using Index = std::pmr::set<std::pair<std::uint64_t, std::size_t>>;
   Index written_by_size_{&pool_}, empty_by_size_{&pool_}, by_age_{&pool_};
-  std::pmr::vector<void*> freed_{&pool_};  // during a fork
+  std::pmr::vector<void*> freed_ = std::pmr::vector<void*>(&pool_);  // during a fork
   // Stretches of a huge page's size that have been offered to be one.
   std::pmr::vector<bool> settled_ = std::pmr::vector<bool>(&pool_);
 };

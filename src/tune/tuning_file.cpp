@@ -267,12 +267,15 @@ void make_folders(const std::string& path) {
   fail("cannot be written");
 }
 
-/// Under the lock: nobody else has a draft. A link stays one, and who may read the file does not
-/// change.
-void replace(const std::string& link, const std::string& text) {
-  const std::unique_ptr<char, decltype(&std::free)> target(::realpath(link.c_str(), nullptr),
+/// The file that a link, or a chain of them, leads to.
+std::string target_of(const std::string& path) {
+  const std::unique_ptr<char, decltype(&std::free)> target(::realpath(path.c_str(), nullptr),
                                                            std::free);
-  const std::string path = target ? target.get() : link;
+  return target ? target.get() : path;
+}
+
+/// Under the lock: nobody else has a draft. Who may read the file does not change.
+void replace(const std::string& path, const std::string& text) {
   struct stat before{};
   const mode_t mode = ::stat(path.c_str(), &before) == 0 ? before.st_mode & 0777 : 0644;
   const std::string draft = path + ".tmp";
@@ -520,13 +523,14 @@ void TuningFile::give_up(const std::exception& error) {
 
 bool TuningFile::write(std::chrono::milliseconds patience) {
   make_folders(path_);
-  Lock lock(path_);
+  const std::string path = target_of(path_);  // others may know it by another name
+  Lock lock(path);
   if (!lock.take(patience)) return false;
   const std::string text = to_text(merge(read(path_), unwritten_));
   if (text.size() > kMostBytes)
     refuse("has no room for more findings: it would be longer than " +
            std::to_string(kMostBytes >> 20) + " MiB; remove it");
-  replace(path_, text);
+  replace(path, text);
   unwritten_.clear();
   return true;
 }

@@ -404,7 +404,9 @@ TEST(SharedHeap, NobodyWaitsForAFork) {
   during_fork = [&] {
     got = heap().allocate(200000, 16);
     has_grown = heap().grow(block, 100000);
+    const int before = news;
     heap().free(other);
+    EXPECT_EQ(news, before);  // whose locks other handlers of forks may hold
     EXPECT_EQ(heap().size_of(block), 200704u);
   };
   EXPECT_EQ(in_child([&] { return is_all(block, 200000, 5) && !during_fork ? 0 : 1; }), 0);
