@@ -67,9 +67,14 @@ def test_points_ratios_and_bandwidths() -> None:
 
 
 def _console(width: int, is_terminal: bool = False) -> Console:
-    """One whose text can be exported."""
+    """One whose text can be exported. A dumb terminal has 80 columns, whatever is said."""
     return Console(
-        width=width, record=True, file=io.StringIO(), force_terminal=is_terminal, markup=False
+        width=width,
+        record=True,
+        file=io.StringIO(),
+        force_terminal=is_terminal,
+        markup=False,
+        _environ={"TERM": "xterm"},
     )
 
 
