@@ -101,6 +101,10 @@ class Verifier {
             (has_chunk_per_rank(call.shape.collective) && chunks != size_)) {
           throw Fault{where(c, rank) + ": number of chunks or form unlike the others'"};
         }
+        for (const auto* const readers : {&schedule.readers, &schedule.attached_readers})
+          if (std::any_of(readers->begin(), readers->end(),
+                          [&](int reader) { return reader < 0 || reader >= size_; }))
+            throw Fault{where(c, rank) + ": a reader that is no rank"};
         if (schedule.is_lowered) check_slots(c, rank);
         for (int s = 0; s < static_cast<int>(schedule.steps.size()); ++s) check_step(c, rank, s);
       }

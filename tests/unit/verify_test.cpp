@@ -564,6 +564,17 @@ TEST(Fault, AllgatherWithout) {
   expect_fault(call, "number of chunks or form unlike the others'");
 }
 
+TEST(Fault, ReadersThatAreNoRanks) {
+  for (const int reader : {-1, 2, 1000000}) {
+    auto call = one_shot_with({});
+    call.schedules[1].readers.push_back(reader);
+    expect_fault(call, "rank 1: a reader that is no rank");
+    call = one_shot_with({});
+    call.schedules[0].attached_readers.push_back(reader);
+    expect_fault(call, "rank 0: a reader that is no rank");
+  }
+}
+
 TEST(Fault, PartsThatNobodyCanCut) {
   auto call = one_shot_with({});
   for (const int parts : {0, -1, 2}) {
