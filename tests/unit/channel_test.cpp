@@ -390,5 +390,52 @@ TEST_F(ChannelTest, HeldMemoryThatWasAllocatedAgainIsNoticed) {
   });
 }
 
+/// After cudaDeviceReset() a program has memory again, by a context with the same handle.
+TEST_F(ChannelTest, NothingIsReachedFromAContextThatIsGone) {
+  static std::atomic<unsigned long long> context_id;
+  static std::atomic<unsigned> type;
+  context_id = 0;
+  simulated_driver().cuCtxGetId_ = [](CUcontext, unsigned long long* number) {
+    *number = context_id;
+    return CUDA_SUCCESS;
+  };
+  simulated_driver().cuPointerGetAttributes_ = [](unsigned count, CUpointer_attribute* wanted,
+                                                  void** values, CUdeviceptr) {
+    for (unsigned i = 0; i < count; ++i) {
+      if (wanted[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) *static_cast<unsigned*>(values[i]) = type;
+      if (wanted[i] == CU_POINTER_ATTRIBUTE_CONTEXT)
+        *static_cast<std::uintptr_t*>(values[i]) = 1 + static_cast<unsigned>(rank_here);
+    }
+    return CUDA_SUCCESS;
+  };
+  run([](int rank, Bootstrap& bootstrap) {
+    const auto channel = open(bootstrap);
+    float buffer = 0;
+    const auto where = [&](unsigned its) {
+      type = its;
+      return channel->where(&buffer);
+    };
+    barrier(bootstrap);
+    if (rank == 0) {
+      EXPECT_EQ(where(CU_MEMORYTYPE_DEVICE), Memory::device);
+      EXPECT_EQ(where(CU_MEMORYTYPE_HOST), Memory::pinned);
+      context_id = 1;
+      EXPECT_EQ(where(CU_MEMORYTYPE_DEVICE), Memory::distant);
+      EXPECT_EQ(where(CU_MEMORYTYPE_HOST), Memory::host);
+      EXPECT_EQ(where(0), Memory::host);
+      channel->tidy_up();
+      const auto start = std::chrono::steady_clock::now();
+      channel->poison("it is over");
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
+      EXPECT_EQ(doorbells[0]->abort, 0u);  // the driver has taken that back, too
+    }
+    // The other rank hears of it as well.
+    const ShownBuffers buffers{&buffer, &buffer, sizeof buffer, sizeof buffer};
+    std::vector<MappedBuffers> mapped;
+    EXPECT_EQ(channel->hold(buffers, mapped), nullptr);
+    barrier(bootstrap);
+  });
+}
+
 }  // namespace
 }  // namespace trib::cuda

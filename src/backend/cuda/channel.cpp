@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <optional>
 
 #include "backend/cuda/agree.hpp"
 #include "backend/cuda/copy_program.hpp"
@@ -428,6 +429,12 @@ bool Channel::reserve(Engine engine, std::string& why) {
 
 void Channel::poison(const std::string&) noexcept {
   if (doorbell_ == nullptr) return;
+  if (!context_id_.is_there()) {
+    // Nothing of ours runs any more, and there is no doorbell.
+    if (sharing_) sharing_->give_up();
+    if (sharing_) sharing_->end_all();
+    return;
+  }
   std::atomic_ref(doorbell_->abort).store(1, std::memory_order_release);
   if (sharing_) sharing_->give_up();
   // Kernels look at a word in their own GPU's memory: peers', and this rank's that are yet to
@@ -457,7 +464,7 @@ void Channel::poison(const std::string&) noexcept {
 }
 
 bool Channel::is_capturing(Stream stream) const {
-  const Current current(context_);
+  const Current current(context_id_);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   cuda::check(driver_.cuStreamIsCapturing_(static_cast<CUstream>(stream), &status),
               "cannot look at the stream");
@@ -481,7 +488,7 @@ void Channel::check_result() const {
 }
 
 void Channel::drain() {
-  const Current current(context_);
+  const Current current(context_id_);
   if (is_enqueued_) cuda::check(driver_.cuEventSynchronize_(last_), "a kernel failed");
   // Graphs that were replayed are on streams that only the program knows.
   if (is_captured_) cuda::check(driver_.cuCtxSynchronize_(), "a kernel failed");
@@ -493,7 +500,7 @@ bool Channel::is_aborted() const {
 }
 
 Memory Channel::where(const void* pointer) const {
-  return where_in(context_, pointer, ignores_default_stream_);
+  return where_in(context_id_, pointer, ignores_default_stream_);
 }
 
 const Level& Channel::device_of() const {
@@ -502,7 +509,11 @@ const Level& Channel::device_of() const {
 }
 
 void Channel::show(Card& card, const ShownBuffers& buffers) {
-  if (sharing_) return sharing_->show(card, buffers);
+  if (sharing_) {
+    // Of a context that is gone there is nothing to show: where().
+    if (sharing_->leads() || context_id_.is_there()) sharing_->show(card, buffers);
+    return;
+  }
   if (!exports_) return;
   exports_->look_for_letters();
   if (card.in != Memory::device) return;
@@ -533,36 +544,38 @@ bool Channel::is_settled() const {
 /// keep the reduction waiting.
 class Channel::Event final : public DeviceChannel::Unsettled {
  public:
-  explicit Event(CUcontext context) : context_(context) {
+  explicit Event(const ContextId& context) : context_(context) {
     is_there_ = driver()->cuEventCreate_(&event_, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS &&
                 driver()->cuEventRecord_(event_, CU_STREAM_LEGACY) == CUDA_SUCCESS;
   }
   ~Event() override {
-    if (event_ != nullptr) driver()->cuEventDestroy_(event_);
+    if (event_ != nullptr && context_.is_there()) driver()->cuEventDestroy_(event_);
   }
   bool is_there() const { return is_there_; }
   bool is_over() override {
-    const Current current(context_);
+    if (!context_.is_there()) return true;
+    const Current current(context_.handle);
     return driver()->cuEventQuery_(event_) != CUDA_ERROR_NOT_READY;
   }
 
  private:
-  const CUcontext context_;
+  const ContextId context_;
   CUevent event_ = nullptr;
   bool is_there_ = false;
 };
 
 std::unique_ptr<DeviceChannel::Unsettled> Channel::unsettled() const {
-  if (!sharing_ || sharing_->leads() || ignores_default_stream_) return nullptr;
+  if (!sharing_ || sharing_->leads() || ignores_default_stream_ || !context_id_.is_there())
+    return nullptr;
   const Current current(context_);
   if (!is_default_stream_busy()) return nullptr;
-  auto event = std::make_unique<Event>(context_);
+  auto event = std::make_unique<Event>(context_id_);
   return event->is_there() ? std::move(event) : nullptr;
 }
 
 /// The leader's kernel is ordered behind its own default stream, not behind this rank's.
 void Channel::wait_until_settled() const {
-  if (!sharing_ || sharing_->leads()) return;
+  if (!sharing_ || sharing_->leads() || !context_id_.is_there()) return;
   const Current current(context_);
   wait_for_default_stream();
 }
@@ -574,13 +587,18 @@ std::shared_ptr<void> Channel::hold(const ShownBuffers& buffers,
   mapped.assign(static_cast<std::size_t>(size_), {});
   mapped[static_cast<std::size_t>(rank_)] = {const_cast<void*>(buffers.in),
                                              const_cast<void*>(buffers.out)};
-  const Current current(context_);
-  return exports_->hold_all(bootstrap_, buffers, [&](int rank, const Card& card) {
+  // Without its context a rank has nothing to show, which the others have to hear.
+  const bool is_there = context_id_.is_there();
+  std::optional<Current> current;
+  if (is_there) current.emplace(context_);
+  const ShownBuffers& shown = is_there ? buffers : ShownBuffers{};
+  return exports_->hold_all(bootstrap_, shown, [&](int rank, const Card& card) {
     return exports_->reach(rank, card, mapped[static_cast<std::size_t>(rank)]);
   });
 }
 
 bool Channel::is_still_there(const std::shared_ptr<void>& held) const {
+  if (!context_id_.is_there()) return false;
   if (sharing_) return sharing_->is_still_there(held);
   if (!exports_) return true;
   const Current current(context_);
@@ -602,6 +620,12 @@ bool Channel::reach(const HostChannel& met, const void* in, void* out,
 }
 
 void Channel::tidy_up() {
+  if (!context_id_.is_there()) {
+    // What the program had there is kept as long as peers have it mapped.
+    if (sharing_) return sharing_->take_back_freed();
+    if (exports_) exports_->take_back_freed(kShownBlocks);
+    return;
+  }
   if (sharing_) return sharing_->tidy_up();
   if (!exports_) return;
   const Current current(context_);
@@ -624,7 +648,7 @@ bool Channel::await(std::uint64_t number, int polls) {
 }
 
 void Channel::check_stream() {
-  const Current current(context_);
+  const Current current(context_id_);
   for (const CUstream stream : {stream_, resident_stream_}) {
     const CUresult result = driver_.cuStreamQuery_(stream);
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
@@ -684,8 +708,12 @@ void Channel::look_ahead() { was_idle_ = resident_.program != nullptr && is_defa
 
 bool Channel::is_default_stream_idle() const {
   if (ignores_default_stream_) return true;
-  const Current current(context_);
-  return cuda::is_default_stream_idle();
+  try {
+    const Current current(context_);
+    return cuda::is_default_stream_idle();
+  } catch (const Error&) {
+    return true;  // the context is gone, and the stream with it
+  }
 }
 
 }  // namespace trib::cuda

@@ -137,7 +137,8 @@ void CopyEngine::release() noexcept {
     if (counters_ != 0) driver_.cuMemFree_(counters_);
     if (doorbell_ != nullptr) driver_.cuMemFreeHost_(doorbell_);
   } catch (const Error&) {
-    // The context is gone, and all of this with it.
+    // The context is gone, and all of this with it. cuBLAS does not know that.
+    (void)cublas_.release();
   }
 }
 

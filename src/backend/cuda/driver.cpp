@@ -106,7 +106,7 @@ ContextId ContextId::of(CUcontext context) {
 }
 
 CUcontext ContextId::known_to_be_there() const {
-  if (of(handle).id != id) throw Error(Code::device, "cuda: the context is gone");
+  if (!is_there()) throw Error(Code::device, "cuda: the context is gone");
   return handle;
 }
 

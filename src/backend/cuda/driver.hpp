@@ -124,6 +124,10 @@ struct ContextId {
 
   /// Throws Error.
   static ContextId of(CUcontext context);
+  bool is_there() const noexcept {
+    unsigned long long now = 0;
+    return driver()->cuCtxGetId_(handle, &now) == CUDA_SUCCESS && now == id;
+  }
   /// The handle. Throws Error if the context is gone.
   CUcontext known_to_be_there() const;
   auto operator<=>(const ContextId&) const = default;

@@ -93,15 +93,19 @@ Memory where(const void* pointer) {
   return kind(attributes_of(pointer));
 }
 
-Memory where_in(CUcontext context, const void* pointer, bool is_ordered) {
+Memory where_in(const ContextId& context, const void* pointer, bool is_ordered) {
   if (pointer == nullptr) return Memory::none;
   const Attributes attributes = attributes_of(pointer, /*wants_id=*/!is_ordered);
   const Memory memory = kind(attributes);
-  if (!is_ordered && memory == Memory::device) make_synchronous(context, pointer, attributes.id);
-  if (memory != Memory::device || attributes.is_managed || attributes.context == context)
+  if (memory == Memory::host) return memory;
+  // After cudaDeviceReset() the program has memory again, maybe by a context of the same handle.
+  if (!context.is_there()) return memory == Memory::device ? Memory::distant : Memory::host;
+  if (!is_ordered && memory == Memory::device)
+    make_synchronous(context.handle, pointer, attributes.id);
+  if (memory != Memory::device || attributes.is_managed || attributes.context == context.handle)
     return memory;
   // No context of its own (pools, virtual address ranges), or another one: the device decides.
-  const Current current(context);
+  const Current current(context.handle);
   CUdevice own = -1;
   if (driver()->cuCtxGetDevice_(&own) != CUDA_SUCCESS || own != attributes.device)
     return Memory::distant;

@@ -99,6 +99,10 @@ void Sharing::tidy_up() {
   leads() ? exports_->close_taken_back() : exports_->take_back_freed(kShownBlocks / 8);
 }
 
+void Sharing::take_back_freed() {
+  if (!leads()) exports_->take_back_freed(kShownBlocks);
+}
+
 bool Sharing::await(std::uint64_t number, int polls) const {
   const Words& leaders = words(leader(device(rank_)));
   // Acquire: pairs with end(); what the kernel wrote comes before.

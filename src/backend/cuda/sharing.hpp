@@ -45,6 +45,8 @@ class Sharing {
 
   /// Lets go of what the programs have freed.
   void tidy_up();
+  /// The part of it that needs no context: of what this rank has shown.
+  void take_back_freed();
 
   /// This rank leaves a call that is not over: its buffers are its own again, though a kernel may
   /// still read them.
