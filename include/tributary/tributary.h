@@ -35,8 +35,8 @@ typedef enum {
 /* "ranks disagree, or ..." for a code. Never null. */
 const char* trib_result_text(trib_result result);
 
-/* What the last function of this API that failed in this thread had to say; "" if none did. Valid
- * until the thread's next call of this API. */
+/* What the last function of this API that failed in this thread had to say, also after others that
+ * did not; "" if none did. Valid until the thread's next call of this API. */
 const char* trib_last_error(void);
 
 /* -------------------------------------------------------------------------- types and operators */
@@ -82,7 +82,8 @@ typedef void* trib_stream;
 
 /* An allgather that the caller supplies: `all` receives `bytes` bytes from each rank, in rank
  * order. Called by all ranks in the same order, only from within trib_comm_create,
- * trib_comm_destroy and trib_register. Returns 0 on success. */
+ * trib_comm_destroy and trib_register. Returns 0 on success. Ranks that then see themselves in
+ * another rank's place, or in communicators of different sizes, are an error. */
 typedef int (*trib_exchange)(void* context, const void* mine, void* all, size_t bytes);
 
 /* Collective. The communicator uses the calling thread's current CUDA context, whose device must
@@ -95,7 +96,8 @@ trib_result trib_comm_create(trib_comm** comm, int rank, int size, trib_exchange
  * that are threads of one process call it each from its own thread, and all ranks destroy
  * communicators in the same order. It waits a minute for ranks that do not. No other thread may be
  * in a call on the communicator or its requests; graphs that hold such calls may not be replayed
- * any more. */
+ * any more. The communicator is gone whatever is returned: the first failure, if operations had not
+ * come to their end before it. Null is none. */
 trib_result trib_comm_destroy(trib_comm* comm);
 
 /* Ends what runs on the device and makes the communicator unusable here and, soon, at the peers.
@@ -108,6 +110,7 @@ trib_result trib_comm_abort(trib_comm* comm);
  * graphs replay nobody sees it. */
 trib_result trib_comm_query(trib_comm* comm, trib_result* error);
 
+/* -1 for null. */
 int trib_comm_rank(const trib_comm* comm);
 int trib_comm_size(const trib_comm* comm);
 
@@ -116,13 +119,14 @@ int trib_comm_size(const trib_comm* comm);
  * Each returns once the work is enqueued on `stream`; buffers may be used again when the stream has
  * passed it. Buffers: anything that the rank's GPU can reach (cudaMalloc, pools, managed, pinned
  * host memory), each element aligned to its size; one that has no elements on a rank is ignored
- * there. `in` == `out` reduces in place. Ranks enqueue the same calls on a communicator in the same
- * order, and those of several communicators in one order, whichever threads make them: a kernel may
- * take all of a GPU while it waits for its peers, and two that are first on one GPU each would keep
- * each other out. So calls run one after the other on a GPU, in the order in which they were
- * enqueued, whatever communicators and streams they are for and whatever else these hold. May be
- * captured into a CUDA graph and replayed; all ranks then replay alike. What graphs replay has no
- * place in that order: the program sees to it that no other call, of whatever communicator, is
+ * there. `in` == `out` reduces in place; otherwise the two do not overlap. A call has no more than
+ * 2^32 - 1 elements, all ranks' parts together. Ranks enqueue the same calls on a communicator in
+ * the same order, and those of several communicators in one order, whichever threads make them: a
+ * kernel may take all of a GPU while it waits for its peers, and two that are first on one GPU each
+ * would keep each other out. So calls run one after the other on a GPU, in the order in which they
+ * were enqueued, whatever communicators and streams they are for and whatever else these hold. May
+ * be captured into a CUDA graph and replayed; all ranks then replay alike. What graphs replay has
+ * no place in that order: the program sees to it that no other call, of whatever communicator, is
  * under way beside it, and that branches of a graph which may run side by side do not both hold
  * calls. Errors that show at once are returned; those of the device or of peers by trib_comm_query.
  *

@@ -19,13 +19,14 @@ namespace {
 /// error on all, as the others would wait for it.
 Config agree_on_settings(Bootstrap& bootstrap) {
   struct Report {
+    int rank, size;
     Config config;
     bool is_good = true;
     Code code{};
     char failure[256] = {};
   };
   std::vector<Report> all(static_cast<std::size_t>(bootstrap.size()));
-  Report mine;
+  Report mine{bootstrap.rank(), bootstrap.size()};
   std::optional<Error> failure;
   try {
     mine.config = read_config();
@@ -42,6 +43,14 @@ Config agree_on_settings(Bootstrap& bootstrap) {
   }
   bootstrap.exchange(&mine, all.data(), sizeof mine);
   if (failure) throw Error(*failure);
+  for (int rank = 0; rank < mine.size; ++rank)
+    if (const Report& its = all[static_cast<std::size_t>(rank)];
+        its.rank != rank || its.size != mine.size)
+      throw Error(Code::argument, "the exchange function has brought, as rank " +
+                                      std::to_string(rank) + "'s of " + std::to_string(mine.size) +
+                                      ", what is not, or ranks disagree on who they are: it says " +
+                                      "rank " + std::to_string(its.rank) + " of " +
+                                      std::to_string(its.size));
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     if (!all[rank].is_good)
       throw Error(all[rank].code, "rank " + std::to_string(rank) + ": " + all[rank].failure);
@@ -292,12 +301,22 @@ void StreamCommunicator::launch(Work work, Stream stream) {
   }
   work.arguments.stream = stream;
   work.arguments.mapped = work.mapped.data();
-  try {
+  or_fail([&] {
     work.arguments.is_captured = device_->is_capturing(stream);
     // When a graph is launched, and how often it was captured, is not seen here.
     if (!work.arguments.is_captured) announce(work.arguments.signature);
     if (work.program != nullptr) work.program->launch(work.arguments);
+  });
+}
+
+/// Peers wait for a call that this rank cannot make, but for one with wrong arguments, which they
+/// may not have made either.
+template <class Body>
+void StreamCommunicator::or_fail(const Body& body) {
+  try {
+    body();
   } catch (const Error& error) {
+    if (error.code() == Code::argument) throw;
     fail(error);
   } catch (const std::bad_alloc&) {
     fail(out_of_memory_);
@@ -309,7 +328,9 @@ void StreamCommunicator::launch(Work work, Stream stream) {
 void StreamCommunicator::enqueue(const Call& call, Stream stream) {
   const std::lock_guard lock(mutex_);
   expect_usable();
-  launch(work_of(call), stream);
+  Work work;
+  or_fail([&] { work = work_of(call); });
+  launch(std::move(work), stream);
 }
 
 StreamCommunicator::Work StreamCommunicator::prepare(const Call& call) {
@@ -384,6 +405,7 @@ void StreamCommunicator::drain() {
     const std::lock_guard lock(state_mutex_);
     if (!device_ || failure_) return;
   }
+  std::optional<Error> of_device;
   {
     // Kernels here may wait for a peer that died, and nobody else may be looking.
     const std::jthread watch([this](const std::stop_token& is_over) {
@@ -398,7 +420,20 @@ void StreamCommunicator::drain() {
         end(error);
       }
     });
-    device_->drain();
+    try {
+      device_->drain();
+    } catch (const Error& error) {
+      of_device = error;
+    }
+  }
+  // Whoever ended the kernels knows why.
+  if (of_device) {
+    check();
+    end(*of_device);
+  }
+  {
+    const std::lock_guard lock(state_mutex_);
+    if (failure_) throw Error(*failure_);
   }
   // Kernels of peers that lag behind still write into this rank's inbox. One that never comes must
   // not keep this rank for ever; its kernels have their own time limit.

@@ -106,6 +106,8 @@ class StreamCommunicator {
   Work work_of(const Call& call);
   void announce(const Signature& signature);
   void launch(Work work, Stream stream);
+  template <class Body>
+  void or_fail(const Body& body);
   bool is_usable();
   void expect_usable();
   [[noreturn]] void fail(const Error& error);

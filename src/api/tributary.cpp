@@ -2,7 +2,7 @@
 // The C API of include/tributary/tributary.h, but for what needs MPI (src/mpi/intercept.cpp).
 #include "tributary/tributary.h"
 
-#include <cstring>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -56,7 +56,6 @@ trib_result result_of(Code code) {
 template <class Body>
 trib_result guarded(Body&& body) noexcept {
   try {
-    last_error.clear();
     body();
     return TRIB_SUCCESS;
   } catch (const Error& error) {
@@ -107,6 +106,15 @@ StreamCommunicator::Call checked(const trib_comm* comm, trib_dtype dtype, trib_o
     wrong("op " + std::to_string(static_cast<int>(op)) + " is none of trib_op");
   call.dtype = kDtypeOf[dtype];
   call.op = kOpOf[op];
+  const int rank = comm->impl->rank(), size = comm->impl->size();
+  if (call.collective == Collective::reduce_scatter && call.counts == nullptr)
+    wrong("counts is null");
+  // No sum or product of these is too large for a size_t.
+  const std::size_t most = SIZE_MAX / 16 / static_cast<std::size_t>(size);
+  const bool has_counts = call.collective == Collective::reduce_scatter;
+  for (int part = 0; part < (has_counts ? size : 1); ++part)
+    if (const std::size_t count = has_counts ? call.counts[part] : call.count; count > most)
+      wrong(std::to_string(count) + " elements: a negative number?");
   if (call.collective >= Collective::allgather) {  // only copies: any type of the width
     const std::size_t width = bytes(call.dtype);
     call.count *= width > 8 ? width / 8 : 1;
@@ -118,12 +126,9 @@ StreamCommunicator::Call checked(const trib_comm* comm, trib_dtype dtype, trib_o
   }
   if (!is_defined(call.op, call.dtype))
     wrong(std::string(name(call.op)) + " is not defined on " + std::string(name(call.dtype)));
-  const int rank = comm->impl->rank(), size = comm->impl->size();
   if (call.root < 0 || call.root >= size)
     wrong("root " + std::to_string(call.root) + " is not a rank: there are " +
           std::to_string(size));
-  if (call.collective == Collective::reduce_scatter && call.counts == nullptr)
-    wrong("counts is null");
   std::size_t read = call.count, written = call.count;
   if (call.collective == Collective::reduce_scatter) {
     read = std::accumulate(call.counts, call.counts + size, std::size_t{0});

@@ -8,6 +8,7 @@
 #include <malloc.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -33,7 +34,9 @@ struct Launched {
   std::vector<std::size_t> chunk_begin;
 };
 std::array<Launched, kRanks> launched;
-int out_of_memory_on = -1;  ///< a rank
+int out_of_memory_on = -1;         ///< a rank
+int without_kernels = -1;          ///< a rank, whose device refuses to load any
+bool are_kernels_waiting = false;  ///< until somebody ends them
 
 class StandInProgram final : public trib::Program, trib::Operation {
  public:
@@ -58,21 +61,28 @@ class StandInChannel final : public trib::DeviceChannel {
  public:
   explicit StandInChannel(int rank) : rank_(rank) {}
   std::unique_ptr<trib::Program> load(const std::vector<trib::Schedule>&, trib::Engine) override {
+    if (without_kernels == rank_) throw trib::Error(trib::Code::device, "no room for kernels");
     return std::make_unique<StandInProgram>(rank_);
   }
   bool reserve(trib::Engine, std::string&) override { return false; }
   bool has(trib::Engine) const override { return false; }
-  void poison(const std::string&) noexcept override {}
+  void poison(const std::string&) noexcept override { is_over_ = true; }
   trib::Memory where(const void*) const override { return trib::Memory::device; }
   int max_blocks() const override { return 16; }
   void* allocate(std::size_t) override { return nullptr; }
   void free(void*) noexcept override {}
   bool is_capturing(trib::Stream) const override { return false; }
-  void check() override {}
-  void drain() override {}
+  void check() override {
+    if (is_over_) throw trib::Error(trib::Code::peer, "a peer gave up");
+  }
+  void drain() override {
+    while (are_kernels_waiting && !is_over_) std::this_thread::yield();
+    check();
+  }
 
  private:
   const int rank_;
+  std::atomic<bool> is_over_{false};
 };
 
 class StandIn final : public trib::DeviceBackend {
@@ -163,7 +173,8 @@ class StreamRanks : public testing::Test {
  protected:
   void SetUp() override {
     has_stand_in = true;
-    out_of_memory_on = -1;
+    out_of_memory_on = without_kernels = -1;
+    are_kernels_waiting = false;
     launched = {};
     as_threads([this](int rank) {
       EXPECT_EQ(trib_comm_create(&comms[rank], rank, kRanks, Meeting::exchange, &seats[rank]),
@@ -221,8 +232,9 @@ TEST(Api, WrongArgumentsAreNamed) {
   EXPECT_STREQ(trib_last_error(), "comm is null");
   EXPECT_EQ(trib_comm_query(nullptr, nullptr), TRIB_ERROR_ARGUMENT);
   EXPECT_EQ(trib_comm_abort(nullptr), TRIB_ERROR_ARGUMENT);
+  // What succeeds does not take its word from what has failed.
   EXPECT_EQ(trib_comm_destroy(nullptr), TRIB_SUCCESS);
-  EXPECT_STREQ(trib_last_error(), "");
+  EXPECT_STREQ(trib_last_error(), "comm is null");
   EXPECT_EQ(trib_comm_rank(nullptr), -1);
 }
 
@@ -251,7 +263,6 @@ TEST(Api, WrongRequestsAreNamed) {
   EXPECT_EQ(trib_start(nullptr, nullptr), TRIB_ERROR_ARGUMENT);
   EXPECT_STREQ(trib_last_error(), "request is null");
   EXPECT_EQ(trib_request_free(nullptr), TRIB_SUCCESS);
-  EXPECT_STREQ(trib_last_error(), "");
 }
 
 /// As in docs/gpu.md. Its compute() takes no GPU to compile.
@@ -307,6 +318,24 @@ TEST(Api, AWrongSettingOnOneRankIsAnErrorOnAll) {
   EXPECT_EQ(text, "rank 1: " + own_text);
   EXPECT_EQ(comms[0], nullptr);
   EXPECT_EQ(comms[1], nullptr);
+}
+
+TEST(Api, RanksThatAreMixedUpAreAnError) {
+  has_stand_in = true;
+  Meeting meeting;
+  Meeting::Seat seats[kRanks] = {{meeting, 0}, {meeting, 1}};
+  std::array<std::string, kRanks> texts;
+  const auto create = [&](int seat) {
+    trib_comm* comm = nullptr;
+    EXPECT_EQ(trib_comm_create(&comm, 0, kRanks, Meeting::exchange, &seats[seat]),
+              TRIB_ERROR_ARGUMENT);
+    texts[static_cast<std::size_t>(seat)] = trib_last_error();
+  };
+  std::thread other([&] { create(1); });
+  create(0);
+  other.join();
+  has_stand_in = false;
+  for (const std::string& text : texts) EXPECT_NE(text.find("rank 1's"), std::string::npos) << text;
 }
 
 TEST_F(StreamRanks, IgnoredBuffersAreNotJudged) {
@@ -384,6 +413,54 @@ TEST_F(StreamRanks, AKernelThatIsMissingIsTheEndOfTheCommunicator) {
   EXPECT_EQ(error, TRIB_ERROR_PEER);
   EXPECT_NE(std::string(trib_last_error()).find("out of memory"), std::string::npos)
       << trib_last_error();
+}
+
+TEST_F(StreamRanks, CountsThatAreNoneAreAnError) {
+  const auto minus_one = static_cast<std::size_t>(-1);
+  // Twice as many eights of bytes would be none.
+  const std::size_t half = std::size_t{1} << 63;
+  EXPECT_EQ(trib_allgather(memory, memory, half, TRIB_COMPLEX128, comms[0], nullptr),
+            TRIB_ERROR_ARGUMENT);
+  EXPECT_EQ(
+      trib_reduce_scatter_block(memory, memory, half, TRIB_FLOAT32, TRIB_SUM, comms[0], nullptr),
+      TRIB_ERROR_ARGUMENT);
+  const std::size_t counts[kRanks] = {minus_one, 1};
+  EXPECT_EQ(trib_reduce_scatter(memory, memory, counts, TRIB_FLOAT32, TRIB_SUM, comms[0], nullptr),
+            TRIB_ERROR_ARGUMENT);
+  EXPECT_EQ(allreduce(0, minus_one), TRIB_ERROR_ARGUMENT);
+  EXPECT_NE(std::string(trib_last_error()).find("18446744073709551615 elements"), std::string::npos)
+      << trib_last_error();
+  // That was this rank's alone, and the communicator is as usable as before.
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(allreduce(rank, 5), TRIB_SUCCESS);
+}
+
+TEST_F(StreamRanks, AKernelThatIsNotLoadedIsTheEndOfTheCommunicator) {
+  ASSERT_EQ(allreduce(0, 5), TRIB_SUCCESS);
+  without_kernels = 1;
+  trib_request* request = nullptr;
+  EXPECT_EQ(trib_allreduce_init(memory, memory, 5, TRIB_FLOAT32, TRIB_SUM, comms[1], &request),
+            TRIB_ERROR_DEVICE);
+  trib_result error = TRIB_SUCCESS;
+  EXPECT_EQ(trib_comm_query(comms[1], &error), TRIB_SUCCESS);
+  EXPECT_EQ(error, TRIB_SUCCESS) << "nobody waits for a request that is being made";
+  EXPECT_EQ(allreduce(1, 5), TRIB_ERROR_DEVICE);
+  EXPECT_STREQ(trib_last_error(), "no room for kernels");
+  EXPECT_EQ(trib_comm_query(comms[0], &error), TRIB_SUCCESS);
+  EXPECT_EQ(error, TRIB_ERROR_PEER);
+  EXPECT_NE(std::string(trib_last_error()).find("no room for kernels"), std::string::npos)
+      << trib_last_error();
+}
+
+TEST_F(StreamRanks, WhoDestroysHearsWhy) {
+  are_kernels_waiting = true;
+  ASSERT_EQ(allreduce(0, 5), TRIB_SUCCESS);
+  ASSERT_EQ(allreduce(1, 6), TRIB_SUCCESS);
+  as_threads([this](int rank) {
+    EXPECT_NE(trib_comm_destroy(comms[rank]), TRIB_SUCCESS);
+    EXPECT_NE(std::string(trib_last_error()).find("disagree"), std::string::npos)
+        << trib_last_error();
+    comms[rank] = nullptr;
+  });
 }
 
 }  // namespace
