@@ -226,13 +226,14 @@ int keep(std::unique_ptr<HostCopies> copies, bool is_persistent, MPI_Comm comm,
   if (!is_persistent) {
     // What is at its end already needs no record, and gets none: MPIs hand out one and the same
     // request for all messages that are sent at once.
-    int is_done = 1;
+    int is_done = kUnwritten;
     MPI_Status status;
     if (*request == MPI_REQUEST_NULL) {
       copies->fetch(nullptr);
       return MPI_SUCCESS;
     }
-    if (library().Request_get_status(*request, &is_done, &status) == MPI_SUCCESS && is_done) {
+    if (library().Request_get_status(*request, &is_done, &status) == MPI_SUCCESS && is_done &&
+        is_done != kUnwritten) {
       copies->fetch(&status);
       return MPI_SUCCESS;
     }

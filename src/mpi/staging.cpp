@@ -238,6 +238,22 @@ Span span_of(const Blocks& blocks) {
   return all;
 }
 
+/// Adds the bytes of `count` elements, the first of them at `at`, to `pieces`.
+void add(Pieces& pieces, const Pieces& element, std::ptrdiff_t extent, std::ptrdiff_t at,
+         std::size_t count) {
+  for (const Piece& run : element) {
+    // Rows of one element for all elements, or the other way round: whichever is fewer.
+    const bool is_by_element = count <= run.count;
+    for (std::size_t i = 0; i < std::min(count, run.count); ++i) {
+      const auto step = static_cast<std::ptrdiff_t>(i);
+      if (is_by_element)
+        add(pieces, {at + run.begin + step * extent, run.width, run.count, run.pitch});
+      else
+        add(pieces, {at + run.begin + step * run.pitch, run.width, count, extent});
+    }
+  }
+}
+
 /// Adds the bytes of the blocks, of a call on `comm`, to `pieces`. False: gaps may be among them.
 bool add(Pieces& pieces, const Blocks& blocks, MPI_Comm comm) {
   bool is_known = true;
@@ -245,19 +261,19 @@ bool add(Pieces& pieces, const Blocks& blocks, MPI_Comm comm) {
   for (const auto& [at, count, type, layout] : blocks) {
     const Inside& inside = inside_of(type, layout, comm, scratch);
     is_known = is_known && inside.is_known;
-    for (const Piece& run : inside.pieces) {
-      // Rows of one element for all elements, or the other way round: whichever is fewer.
-      const bool is_by_element = count <= run.count;
-      for (std::size_t i = 0; i < std::min(count, run.count); ++i) {
-        const auto step = static_cast<std::ptrdiff_t>(i);
-        if (is_by_element)
-          add(pieces, {at + run.begin + step * layout.extent, run.width, run.count, run.pitch});
-        else
-          add(pieces, {at + run.begin + step * run.pitch, run.width, count, layout.extent});
-      }
-    }
+    add(pieces, inside.pieces, layout.extent, at, count);
   }
   return is_known;
+}
+
+/// Whether a call on `comm` that fails may return as if it had not. See kUnwritten.
+bool may_fail_unseen(MPI_Comm comm) {
+  const Library& mpi = library();
+  MPI_Errhandler handler{};
+  if (comm == MPI_COMM_NULL || mpi.Comm_get_errhandler(comm, &handler) != MPI_SUCCESS) return false;
+  const bool is_of_program = handler != MPI_ERRORS_ARE_FATAL && handler != MPI_ERRORS_RETURN;
+  mpi.Errhandler_free(&handler);
+  return is_of_program;
 }
 
 bool is_in_place(Word word) { return word == to_word(MPI_IN_PLACE); }
@@ -475,6 +491,7 @@ class HostCopies::Maker {
     Word address = 0;
     std::vector<std::size_t> arguments;
     Blocks read, written;
+    bool is_read_anyway = false;  // all of `written` is in `read`
   };
 
   void look_at(std::size_t argument) {
@@ -491,6 +508,7 @@ class HostCopies::Maker {
       case 'b':
         if (!arguments_.is_rooted() || arguments_.is_root()) plan.read = *own;
         if (!arguments_.is_rooted() || !arguments_.is_root()) plan.written = *own;
+        plan.is_read_anyway = !arguments_.is_rooted();
         break;
       default:
         plan.written = *own;
@@ -504,6 +522,7 @@ class HostCopies::Maker {
       other.arguments.push_back(argument);
       other.read.insert(other.read.end(), plan.read.begin(), plan.read.end());
       other.written.insert(other.written.end(), plan.written.begin(), plan.written.end());
+      other.is_read_anyway = false;
       return;
     }
     plans_.push_back(std::move(plan));
@@ -533,12 +552,19 @@ class HostCopies::Maker {
     add(result.read, plan.read, comm);
     const bool is_known = add(result.written, plan.written, comm);
     const bool is_message = prototype_.is_message() && !plan.written.empty();
-    if (is_message && plan.read.empty() && plan.written[0].layout.is_plain)
-      result.may_be_short = true;
-    else if ((is_message && plan.read.empty()) || !is_known)
-      // What is not overwritten, in a gap or behind a short message, comes back as it was.
+    if (is_message && is_known) result.incoming = incoming(plan.written[0], comm);
+    // What is not overwritten, in a gap, in an element that comes in part, or by a call that fails
+    // unseen, comes back as it was.
+    if (!plan.is_read_anyway && !plan.written.empty() &&
+        (!is_known || (is_message && !plan.written[0].layout.is_plain) || may_fail_unseen(comm)))
       add(result.read, plan.written, comm);
     return result;
+  }
+
+  static Incoming incoming(const Block& block, MPI_Comm comm) {
+    Inside scratch;
+    return {inside_of(block.type, block.layout, comm, scratch).pieces, block.layout.extent,
+            static_cast<std::size_t>(block.layout.size), block.count, block.layout.is_plain};
   }
 
   const DeviceBackend& device_;
@@ -569,8 +595,16 @@ void HostCopies::load() const {
   for (const Buffer& buffer : buffers_) copy(buffer.read, buffer.copy, buffer.original);
 }
 
-bool HostCopies::is_status_needed() const {
-  return std::ranges::any_of(buffers_, &Buffer::may_be_short);
+Pieces HostCopies::Incoming::first(std::size_t bytes) const {
+  Pieces pieces;
+  const std::size_t whole = bytes / size, rest = bytes % size;
+  if (whole > 0) add(pieces, element, extent, 0, whole);
+  const auto at = static_cast<std::ptrdiff_t>(whole) * extent;
+  if (rest > 0 && is_plain)
+    add(pieces, {at + element[0].begin, rest});
+  else if (rest > 0)
+    add(pieces, element, extent, at, 1);
+  return pieces;
 }
 
 namespace {
@@ -590,13 +624,9 @@ std::size_t bytes_of(const MPI_Status* status) {
 
 void HostCopies::fetch(const MPI_Status* status) const {
   for (const Buffer& buffer : buffers_) {
-    if (!buffer.may_be_short) {
-      copy(buffer.written, buffer.original, buffer.copy);
-      continue;
-    }
-    Pieces arrived = buffer.written;
-    arrived[0].width = std::min(arrived[0].width, bytes_of(status));
-    if (arrived[0].width > 0) copy(arrived, buffer.original, buffer.copy);
+    const std::size_t arrived = buffer.incoming ? bytes_of(status) : 0;
+    const bool is_short = buffer.incoming && arrived < buffer.incoming->bytes();
+    copy(is_short ? buffer.incoming->first(arrived) : buffer.written, buffer.original, buffer.copy);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -48,14 +49,23 @@ class HostCopies {
   void load() const;
   /// After it: copies what it wrote to where it belongs. Throws Error. Null: no status is known.
   void fetch(const MPI_Status* status) const;
-  /// fetch() looks at the call's status: a message may be shorter than the buffer for it.
-  bool is_status_needed() const;
 
  private:
+  /// Elements of a message that is received: there may come fewer than there is room for.
+  struct Incoming {
+    Pieces element;
+    std::ptrdiff_t extent = 0;
+    std::size_t size = 0, count = 0;  // bytes of an element's data; elements
+    bool is_plain = false;            // a part of an element is its first bytes
+
+    std::size_t bytes() const { return size * count; }
+    /// Where that many bytes of the message go. Of an element that has come in part, not only they.
+    Pieces first(std::size_t bytes) const;
+  };
   struct Buffer {
     Word original = 0, copy = 0;  // addresses, as the MPI is given them
     Pieces read, written;
-    bool may_be_short = false;  // what comes may be less than `written`, which then is one row
+    std::optional<Incoming> incoming;
     StagingBuffer memory;
   };
   class Maker;

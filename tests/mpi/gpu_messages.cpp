@@ -60,6 +60,11 @@ class Elements {
     expected_ = buffer_.before;
   }
   void expect(std::size_t count, int sender, int round) { put(expected_, count, sender, round); }
+  void expect_int(std::ptrdiff_t place, int number) {
+    std::memcpy(&expected_[static_cast<std::size_t>(static_cast<std::ptrdiff_t>(Buffer::kGuard) +
+                                                    shift_ + place)],
+                &number, sizeof number);
+  }
   void* ready() {
     address_ = static_cast<char*>(buffer_.ready()) + shift_;
     return address_;
@@ -380,6 +385,78 @@ void columns() {
 }
 
 /// Types that hold addresses themselves, for both buffers of one call.
+/// A column goes to the right, and comes from the left into the same matrix by another type; at the
+/// ends there is no neighbour, from whom nothing comes.
+void borders() {
+  constexpr int kRows = 40, kColumns = 6;
+  const auto column = [](int which) {
+    const int sizes[] = {kRows, kColumns}, part[] = {kRows, 1}, begin[] = {0, which};
+    MPI_Datatype type;
+    MPI_Type_create_subarray(2, sizes, part, begin, MPI_ORDER_C, MPI_INT, &type);
+    MPI_Type_commit(&type);
+    return type;
+  };
+  MPI_Datatype last = column(kColumns - 2), first = column(0);
+  const int left = rank > 0 ? rank - 1 : MPI_PROC_NULL;
+  const int right = rank + 1 < size ? rank + 1 : MPI_PROC_NULL;
+  for (const bool is_blocking : {true, false}) {
+    Buffer matrix(4 * kRows * kColumns, 0x5a, kind(Kind::device));
+    for (int i = 0; i < kRows * kColumns; ++i)
+      matrix.set(4 * i, value(rank, static_cast<std::size_t>(i), 10));
+    std::vector<unsigned char> expected = matrix.before;
+    for (int row = 0; row < kRows && rank > 0; ++row) {
+      const int place = row * kColumns;
+      const int number = value(left, static_cast<std::size_t>(place + kColumns - 2), 10);
+      std::memcpy(&expected[Buffer::kGuard + 4 * static_cast<std::size_t>(place)], &number, 4);
+    }
+    Buffer other(4 * kRows * kColumns, 0xa5, kind(Kind::device));  // for copies to hold once
+    MPI_Send(other.ready(), kRows * kColumns, MPI_INT, MPI_PROC_NULL, 0, MPI_COMM_WORLD);
+    void* const at = matrix.ready();
+    if (is_blocking) {
+      MPI_Sendrecv(at, 1, last, right, 10, at, 1, first, left, 10, MPI_COMM_WORLD,
+                   MPI_STATUS_IGNORE);
+    } else {
+#if HAS_ISENDRECV
+      MPI_Request request;
+      MPI_Isendrecv(at, 1, last, right, 10, at, 1, first, left, 10, MPI_COMM_WORLD, &request);
+      MPI_Wait(&request, MPI_STATUS_IGNORE);
+#else
+      continue;
+#endif
+    }
+    expect_bytes(is_blocking ? "borders, MPI_Sendrecv" : "borders, MPI_Isendrecv", "matrix",
+                 matrix.now(), expected);
+    ++calls;
+  }
+  MPI_Type_free(&last);
+  MPI_Type_free(&first);
+}
+
+/// Behind a message that is shorter than its buffer others write meanwhile, whatever its type is.
+void short_messages(const std::vector<Type>& types) {
+  for (const Type& type : types) {
+    constexpr std::size_t kRoom = 30, kSent = 11;
+    Elements out(type, kSent, Kind::device, 0xa5), in(type, kRoom, Kind::device);
+    out.fill(kSent, rank, 11);
+    auto* const to = static_cast<char*>(in.ready());
+    MPI_Request request;
+    MPI_Irecv(to, kRoom, type.handle, previous, 11, MPI_COMM_WORLD, &request);
+    const auto place = type.place(kRoom - 1, 0);
+    const int number = value(rank, kRoom - 1, 12);
+    if (is_all_on_host)
+      std::memcpy(to + place, &number, 4);
+    else
+      Gpu::get().copy(to + place, &number, 4);
+    MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Send(out.ready(), kSent, type.handle, next, 11, MPI_COMM_WORLD);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    in.expect(kSent, previous, 11);
+    in.expect_int(place, number);
+    in.check("short message", type.name);
+    ++calls;
+  }
+}
+
 void bottom() {
   Buffer out(8, 0xa5, kind(Kind::device)), in(8, 0x5a, kind(Kind::device));
   out.set(4, value(rank, 0, 0));
@@ -512,6 +589,8 @@ void freed_and_cancelled() {
   calls += 4;
 }
 
+void hear(MPI_Comm*, int*, ...) {}
+
 /// One message of a list is too long for its buffer: the others must come all the same.
 void errors() {
   MPI_Comm comm;
@@ -551,9 +630,22 @@ void errors() {
     CHECK(MPI_Send(from, -1, MPI_INT, next, 0, comm) != MPI_SUCCESS, "negative count");
     CHECK(MPI_Bcast(from, 1, MPI_DATATYPE_NULL, 0, comm) != MPI_SUCCESS, "no type");
   }
+  // So they are where the program's own handler returns, and MPICH 5.0.2 says MPI_SUCCESS.
+  MPI_Errhandler own;
+  MPI_Comm_create_errhandler(hear, &own);
+  MPI_Comm_set_errhandler(comm, own);
+  MPI_Status status;
+  std::memset(&status, 0x3f, sizeof status);
+  MPI_Request request = MPI_REQUEST_NULL;
+  expected = in.now();
+  MPI_Bcast(to, 100, MPI_INT, size, comm);
+  MPI_Recv(to, 100, MPI_INT, previous, -5, comm, &status);
+  MPI_Irecv(to, 100, MPI_INT, previous, -5, comm, &request);
+  expect_bytes("refused call", "buffer", in.now(), expected);
+  MPI_Errhandler_free(&own);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
   MPI_Comm_free(&comm);
-  calls += 3;
+  calls += 6;
 }
 
 void threads() {
@@ -614,6 +706,8 @@ int main(int argc, char** argv) {
   if (size > 1) all_sends(types);
   all_receives(types);
   columns();
+  borders();
+  short_messages(types);
   bottom();
   thousands();
   freed_and_cancelled();
