@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -111,8 +112,9 @@ struct Card {
   /// numbers.
   std::uint64_t in_at = SharedHeap::kNowhere, out_at = SharedHeap::kNowhere;
   std::uint64_t in_block = 0, out_block = 0;  ///< zero: there is none, or it is not shown
-  bool is_reached = true;  ///< whether this rank can map what it needs of what others have shown
-  bool is_settled = true;  ///< its buffers may be read and written by peers' kernels
+  bool is_reached = true;    ///< whether this rank can map what it needs of what others have shown
+  bool is_settled = true;    ///< its buffers may be read and written by peers' kernels
+  std::uint64_t device = 0;  ///< that has them, where ranks are to find out which share one
 };
 
 /// A rank shows at most so many allocations at a time; number n takes the place of n -
@@ -253,6 +255,17 @@ class HostChannel {
   virtual void ask_for_meetings(Occasion occasion, bool is_joint) = 0;
   /// Whether it has come to that at the call that begins.
   virtual bool is_time_to_meet(Occasion occasion) const = 0;
+
+  /// A board beside the calls, for one thread of each rank, whatever its others are in: pins up
+  /// this rank's next note, `bytes` long, at most kNoteBytes. Not on channels of branch().
+  static constexpr std::size_t kNoteBytes = 504;
+  virtual void pin(const void* note, std::size_t bytes) = 0;
+  /// A rank whose note of that number is not there yet, or -1: then note() has every rank's, until
+  /// pin() is called once more. Throws Error if one leaves the board.
+  virtual int unpinned() = 0;
+  virtual const void* note(int rank) const = 0;
+  /// This rank pins up no more.
+  virtual void leave_board() noexcept = 0;
 };
 
 /// Flags, scratch and sequence numbers on devices.
@@ -382,6 +395,19 @@ class DeviceBackend : public Backend {
   /// where the ranks' devices cannot work together; `why` then says what was missing.
   virtual std::unique_ptr<DeviceChannel> open(Bootstrap& bootstrap, const Config& config,
                                               const void* pointer, std::string& why) = 0;
+  /// The same, to be done later by any thread, when the program may have freed the buffer.
+  using Opening =
+      std::function<std::unique_ptr<DeviceChannel>(Bootstrap&, const Config&, std::string& why)>;
+  virtual Opening opening(const void* pointer) {
+    return [this, pointer](Bootstrap& bootstrap, const Config& config, std::string& why) {
+      return open(bootstrap, config, pointer, why);
+    };
+  }
+  /// A number of the device that has the buffer, the same in all processes. Zero: it is not known.
+  virtual std::uint64_t device_of(const void* pointer) const {
+    (void)pointer;
+    return 0;
+  }
   /// For a device that is in use: its devices and how they are linked, such as "4 x NVIDIA H200;
   /// NVLink: 6". What was measured holds where this is the same.
   virtual std::string hardware() const = 0;

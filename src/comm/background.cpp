@@ -14,6 +14,7 @@
 #include <optional>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "backend/reduce.hpp"
 #include "backend/segment.hpp"
@@ -407,27 +408,101 @@ void Background::keep(Served& row) {
   served_before_.push_back(std::move(row));
 }
 
-void Background::post(Task& task) {
+void Background::post(Task& task, bool is_first_meeting) {
   const std::lock_guard lock(lock_);
   if (has_failed()) throw Error(Code::unusable, failure_);
-  enqueue(task, next_lane(task.meets_));
+  const std::uint64_t number = count_post();
+  if (is_first_meeting) task.meeting_ = Task::Meeting::first;
+  if (asking_ != nullptr) [[unlikely]] {
+    task.lane_ = nullptr;
+    begin(task);
+    task.rounding_ = Rounding::of_this_thread();
+    waiting_.push_back({&task, {}, number, false});
+    return;
+  }
+  settle(task);
+  enqueue(task, lane_of(number, is_in_first_lane(task)));
 }
 
-/// Those for devices run one after the other, or else all but the first would be staged. Every post
-/// counts: ranks that disagree about one should not do so about the lanes of those behind it.
-Lane& Background::next_lane(bool meets) {
+/// Those for devices run one after the other, or else all but the first would be staged.
+bool Background::is_in_first_lane(const Task& task) {
+  return task.meeting_ == Task::Meeting::common || task.meeting_ == Task::Meeting::own;
+}
+
+/// Every post counts: ranks that disagree about one should not do so about the lanes of those
+/// behind it.
+std::uint64_t Background::count_post() {
   const std::uint64_t number = posts_++;
   main_.show_posts(posts_);
-  return *lanes_[meets ? 0 : number % lanes_.size()];
+  return number;
 }
 
 void Background::announce(const Signature& signature, bool meets) {
   const std::lock_guard lock(lock_);
-  Lane& lane = next_lane(meets);
+  const std::uint64_t number = count_post();
+  if (asking_ != nullptr) [[unlikely]]
+    waiting_.push_back({nullptr, signature, number, meets});
+  else
+    announce(signature, lane_of(number, meets || posts_have_devices()));
+}
+
+void Background::announce(const Signature& signature, Lane& lane) {
   if (lane.first != nullptr)
     lane.last->notes_.push_back(signature);
   else
     lane.channel->announce(signature);
+}
+
+/// Once it is known what came of the meetings before it.
+void Background::settle(Task& task) {
+  if (posts_have_devices() && task.may_meet_)
+    task.meeting_ = Task::Meeting::own;
+  else if (task.meeting_ == Task::Meeting::first)
+    asking_ = &task;
+}
+
+/// Ranks have met before `task`, and have seen where the buffers are: from here on nonblocking ones
+/// go by devices, or go on as before. Those that go by devices before these are open are staged, to
+/// the same bits.
+Route Background::answer(const Lane& lane, Task& task) {
+  asking_ = nullptr;
+  const bool is_yes =
+      Devices::are_on_own_devices(*lane.channel, group_.size, group_.config.shared_gpu);
+  if (is_yes) {
+    opener_ = std::make_unique<DeviceOpener>(main_, group_.rank, group_.size, group_.config,
+                                             devices_.backend->opening(task.request_.in));
+    posts_have_devices_.store(true, std::memory_order_relaxed);
+  }
+  hand_out();
+  return is_yes ? Route::staged : Route::host;
+}
+
+/// What waited for the answer.
+void Background::hand_out() {
+  while (!waiting_.empty() && asking_ == nullptr) {
+    const Waiting next = waiting_.front();
+    waiting_.pop_front();
+    if (next.task == nullptr) {
+      announce(next.note, lane_of(next.number, next.meets || posts_have_devices()));
+      continue;
+    }
+    Task& task = *next.task;
+    settle(task);
+    Lane& lane = lane_of(next.number, is_in_first_lane(task));
+    task.lane_ = &lane;
+    if (lane.first != nullptr) {
+      lane.last->next_ = &task;
+    } else {
+      lane.first = &task;
+      if (lane.place == Lane::kIdle) add_busy(lane);
+    }
+    lane.last = &task;
+  }
+}
+
+DeviceChannel* Background::device_of(const Task& task) const {
+  if (task.meeting_ == Task::Meeting::own) return opener_->channel();
+  return task.meeting_ == Task::Meeting::common ? devices_.of_requests() : nullptr;
 }
 
 void Background::start(Task& task) {
@@ -436,8 +511,8 @@ void Background::start(Task& task) {
   enqueue(task, *task.lane_);
 }
 
-void Background::enqueue(Task& task, Lane& lane) {
-  task.lane_ = &lane;
+/// From here on it is under way.
+void Background::begin(Task& task) {
   task.next_ = nullptr;
   task.error_.reset();
   if (group_.config.stats) task.begun_ = std::chrono::steady_clock::now();
@@ -445,6 +520,11 @@ void Background::enqueue(Task& task, Lane& lane) {
   under_way_.store(under_way_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   task.tested_ = {};
   if (task.meets_) task.left_at_ = std::chrono::steady_clock::now();
+}
+
+void Background::enqueue(Task& task, Lane& lane) {
+  task.lane_ = &lane;
+  begin(task);
   if (lane.first != nullptr) {
     task.rounding_ = Rounding::of_this_thread();
     lane.last->next_ = &task;
@@ -498,9 +578,18 @@ void count_call(Lane& lane, const std::size_t bytes) {
 
 /// What `task` shows at its meeting.
 Card Background::card_of(const Lane& lane, const Task& task) const {
-  Card card = devices_.card(task.request_, task.call_);
-  DeviceChannel& device = *devices_.of_requests();
   const Request& request = task.request_;
+  DeviceChannel* const its = device_of(task);
+  if (task.meeting_ != Task::Meeting::common) {
+    Card card = devices_.card(request, task.call_, its);
+    if (task.meeting_ == Task::Meeting::own)
+      card.is_ready = its != nullptr;
+    else if (card.in == Memory::device)
+      card.device = devices_.backend->device_of(request.in);
+    return card;
+  }
+  DeviceChannel& device = *its;
+  Card card = devices_.card(request, task.call_);
   const bool is_held = !task.mapped_.empty();
   if (devices_.are_shared && !is_held) {
     const std::size_t out_bytes = lane.plan->out_bytes_of(group_.rank);
@@ -516,8 +605,11 @@ Card Background::card_of(const Lane& lane, const Task& task) const {
 }
 
 /// After a meeting: where `task` is to run. Nothing: ranks meet once more.
-std::optional<Route> Background::route_of(Lane& lane, const Task& task) {
+std::optional<Route> Background::route_of(Lane& lane, Task& task) {
+  if (task.meeting_ == Task::Meeting::first) return answer(lane, task);
   const HostChannel& met = *lane.channel;
+  if (task.meeting_ == Task::Meeting::own)
+    return devices_.route(met, group_.size, /*can_serve=*/true, named_);
   const Request& request = task.request_;
   DeviceChannel& device = *devices_.of_requests();
   if (lane.meets_again) {
@@ -528,7 +620,8 @@ std::optional<Route> Background::route_of(Lane& lane, const Task& task) {
     if (!is_reached) named_.refuse_news();
     return is_reached ? Route::device : Route::staged;
   }
-  const Route route = devices_.route(met, group_.size, request, lane.plan->signature.count, named_);
+  const bool can_serve = devices_.can_serve(request, lane.plan->signature.count);
+  const Route route = devices_.route(met, group_.size, can_serve, named_);
   if (route != Route::device) return route;
   const bool are_settled = Devices::are_settled(met, group_.size);
   const bool is_held = !task.mapped_.empty();
@@ -549,7 +642,8 @@ std::optional<Route> Background::route_of(Lane& lane, const Task& task) {
 
 /// False: its peers have not all come to the meeting before it.
 bool Background::launch(Lane& lane, Task& task) {
-  DeviceChannel* const device = devices_.of_requests();
+  DeviceChannel* const device = device_of(task);
+  const bool is_met = task.meeting_ != Task::Meeting::none;
   if (!lane.has_begun) {
     if (!lane.has_own_plan) {
       lane.plan = &lane.plans.find(task.request_);
@@ -558,9 +652,9 @@ bool Background::launch(Lane& lane, Task& task) {
     lane.absent = -1;
     lane.has_begun = true;
     lane.has_come = lane.meets_again = lane.is_settled = false;
-    if (task.meets_) lane.unsettled = device->unsettled();
+    if (task.meeting_ == Task::Meeting::common) lane.unsettled = device->unsettled();
   }
-  if (task.meets_ && !lane.has_come) {
+  if (is_met && !lane.has_come) {
     // Where another rank's kernel is to use its buffers, a copy that is still under way comes
     // first; copies for staging would wait for it as well.
     if (lane.unsettled) {
@@ -572,19 +666,19 @@ bool Background::launch(Lane& lane, Task& task) {
     lane.card = card_of(lane, task);
     lane.channel->present(lane.card);
     lane.has_come = true;
-    if (task.call_.is_first()) device->look_ahead();
+    if (device != nullptr && task.call_.is_first()) device->look_ahead();
     if (!task.mapped_.empty() && ++held_starts_ % kHeldStarts == 0) device->tidy_up();
   }
   std::optional<Route> route = task.mapped_.empty() ? Route::host : Route::mapped;
-  if (task.meets_) {
+  if (is_met) {
     do {
       lane.absent = lane.channel->absent();
       if (lane.absent >= 0) return false;
       route = route_of(lane, task);
     } while (!route);
     if (!is_on_device(*route)) task.call_.end();
-    if (*route == Route::staged) stage(task);
   }
+  if (*route == Route::staged || (*route == Route::host && task.stages_late_)) stage(task);
   Path& path = lane.plans.path(*lane.plan, *route, *task.findings_, device);
   path.arguments.in = task.in_;
   path.arguments.out = task.out_;
@@ -592,7 +686,7 @@ bool Background::launch(Lane& lane, Task& task) {
   lane.path = &path;
   lane.is_streamed = path.arguments.store == Store::stream;
   lane.operation = &path.loaded->program->launch(path.arguments);
-  const bool may_repeat = lane.has_own_plan && !task.meets_ && path.binding;
+  const bool may_repeat = lane.has_own_plan && !is_met && path.binding;
   lane.done = may_repeat ? lane.operation : nullptr;
   count_call(lane, task.bytes_);
   return true;
@@ -702,20 +796,20 @@ void Background::finish(Task& task) {
 int Background::advance_lane_of(const Task& task, int polls) {
   const std::lock_guard lock(lock_);
   if (task.is_done()) return kDone;
-  Lane& lane = *task.lane_;
-  advance_lane(lane, polls);
+  advance_lane(lane_of(task), polls);
   if (task.is_done()) return kDone;
+  const Lane& lane = lane_of(task);
   return lane.operation != nullptr ? lane.operation->blocked_on() : lane.absent;
 }
 
 void Background::diagnose(const Task& task, int peer) {
   const std::lock_guard lock(lock_);
   if (task.is_done()) return;
-  Lane& lane = *task.lane_;
   // Another thread that waits for a task of this lane may have been here since this one has driven
   // it. What both see twice proves only something if nothing was there to be had in between.
-  advance_lane(lane, 0);
+  advance_lane(lane_of(task), 0);
   if (task.is_done()) return;
+  Lane& lane = lane_of(task);
   if (lane.operation != nullptr)
     trib::diagnose(*lane.channel, *lane.operation, lane.operation->blocked_on(), group_.rank,
                    group_.size);
@@ -728,7 +822,7 @@ void Background::diagnose(const Task& task, int peer) {
 void Background::check_alive(const Task& task, int peer) {
   const std::lock_guard lock(lock_);
   if (task.is_done()) return;
-  Lane& lane = *task.lane_;
+  Lane& lane = lane_of(task);
   if (lane.operation != nullptr)
     trib::check_alive(*lane.channel, *lane.operation, peer);
   else
@@ -737,7 +831,7 @@ void Background::check_alive(const Task& task, int peer) {
 
 bool Background::is_guessing(const Task& task) {
   const std::lock_guard lock(lock_);
-  const Operation* const operation = task.is_done() ? nullptr : task.lane_->operation;
+  const Operation* const operation = task.is_done() ? nullptr : lane_of(task).operation;
   return operation != nullptr && operation->is_guessing();
 }
 
@@ -754,23 +848,30 @@ void Background::fail_all(const Error& error) noexcept {
     for (const auto& lane : lanes_) lane->channel->poison(failure_);
     for (Lane* const lane : own_lanes_) lane->channel->poison(failure_);
     devices_.poison(failure_);
+    if (DeviceChannel* const own = opener_ ? opener_->channel() : nullptr) own->poison(failure_);
   }
   end_all(error);
 }
 
 void Background::end_all(const Error& error) noexcept {
+  const auto end = [&](Task& task) {
+    task.notes_.clear();
+    task.error_ = error;
+    finish(task);
+  };
   for (Lane* const lane : busy_) {
     lane->place = Lane::kIdle;
     lane->operation = nullptr;
     lane->has_begun = false;
     while (Task* const task = lane->first) {
       lane->first = task->next_;
-      task->notes_.clear();
-      task->error_ = error;
-      finish(*task);
+      end(*task);
     }
   }
   busy_.clear();
+  asking_ = nullptr;
+  for (const Waiting& waiting : std::exchange(waiting_, {}))
+    if (waiting.task != nullptr) end(*waiting.task);
 }
 
 bool Background::progress_all_slowly() noexcept {

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,7 @@
 #include "base/locks.hpp"
 #include "base/rounding.hpp"
 #include "comm/devices.hpp"
+#include "comm/opener.hpp"
 #include "comm/plans.hpp"
 #include "comm/staging.hpp"
 
@@ -44,11 +46,19 @@ class Task {
   friend class Communicator;
 
   Request request_;
-  std::vector<std::int64_t> counts_;    // a copy of recvcounts
-  std::size_t bytes_ = 0;               // of the vector
-  bool is_on_host_ = false;             // persistent: its buffers are
-  bool may_turn_ = false;               // persistent: may have more scratch than it needs
-  bool meets_ = false;                  // ranks meet before it: its buffers may be on devices
+  std::vector<std::int64_t> counts_;  // a copy of recvcounts
+  std::size_t bytes_ = 0;             // of the vector
+  bool is_on_host_ = false;           // persistent: its buffers are
+  bool may_turn_ = false;             // persistent: may have more scratch than it needs
+  bool meets_ = false;     // ranks meet before it: its buffers may be on devices. Nonblocking: ...
+  bool may_meet_ = false;  // ... as far as this rank knows when it is posted; they may, if ...
+  enum class Meeting : std::uint8_t {
+    none,
+    common,  // before what goes by the devices' channel for requests
+    first,   // whose cards say whether nonblocking ones get a channel of their own
+    own,     // before what goes by that
+  } meeting_ = Meeting::none;           // ... it comes to that here. Written under the lanes' lock
+  bool stages_late_ = false;            // nonblocking: not before it begins
   bool is_staged_ = false;              // persistent: some rank's are, and it does not run there
   bool is_waited_for_at_once_ = false;  // persistent: the last time nothing else began in between
   std::vector<MappedBuffers> mapped_;  // persistent: of all ranks, where these are mapped; or empty
@@ -100,14 +110,17 @@ class Background {
 
   /// Gives the task copies of its buffers that are on a device.
   void stage(Task& task);
+  /// Whether nonblocking ones have devices of their own, as far as this rank knows.
+  bool posts_have_devices() const { return posts_have_devices_.load(std::memory_order_relaxed); }
   /// Runs `change` while nobody drives the lanes.
   template <class Change>
   void while_still(Change&& change) {
     const std::lock_guard lock(lock_);
     change();
   }
-  /// Nonblocking: the next lane that has its turn takes `task`.
-  void post(Task& task);
+  /// Nonblocking: the next lane that has its turn takes `task`. `is_first_meeting`: before it ranks
+  /// find out whether devices are to serve it and those behind it, which wait until that is known.
+  void post(Task& task, bool is_first_meeting);
   /// The next lane that has its turn takes note of a reduction in which there is nothing to do, or
   /// that is left to the MPI: ranks that disagree about it find out.
   /// `meets`: ranks meet before most others now, which have the first lane.
@@ -170,10 +183,28 @@ class Background {
   bool go_on(Lane& lane, int polls, Extent extent, bool is_callers) noexcept;
   void add_busy(Lane& lane);
   void note_first_look(Task& task);
-  Lane& next_lane(bool meets);
+  /// A post in its order. It has to wait until ranks have met.
+  struct Waiting {
+    Task* task;      // null: only ...
+    Signature note;  // ... this is to be announced
+    std::uint64_t number;
+    bool meets;
+  };
+  std::uint64_t count_post();
+  Lane& lane_of(std::uint64_t post, bool meets) {
+    return *lanes_[meets ? 0 : post % lanes_.size()];
+  }
+  Lane& lane_of(const Task& task) { return *(task.lane_ != nullptr ? task.lane_ : asking_->lane_); }
+  static void announce(const Signature& signature, Lane& lane);
+  static bool is_in_first_lane(const Task& task);
+  void settle(Task& task);
+  void begin(Task& task);
   void enqueue(Task& task, Lane& lane);
+  Route answer(const Lane& lane, Task& task);
+  void hand_out();
+  DeviceChannel* device_of(const Task& task) const;
   Card card_of(const Lane& lane, const Task& task) const;
-  std::optional<Route> route_of(Lane& lane, const Task& task);
+  std::optional<Route> route_of(Lane& lane, Task& task);
   bool launch(Lane& lane, Task& task);
   bool relaunch(Lane& lane, const Task& task);
   void finish(Task& task);
@@ -186,8 +217,12 @@ class Background {
   HostChannel& main_;
   Bootstrap& bootstrap_;
   Devices& devices_;
-  BiasedLock lock_;    // of everything below
-  NamedBlocks named_;  // in nonblocking ones
+  BiasedLock lock_;                       // of everything below
+  NamedBlocks named_;                     // in nonblocking ones
+  std::unique_ptr<DeviceOpener> opener_;  // of the nonblocking ones' own channel of devices
+  std::atomic<bool> posts_have_devices_{false};
+  Task* asking_ = nullptr;       // of Meeting::first, until its ranks have met; ...
+  std::deque<Waiting> waiting_;  // ... and what was posted since
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<Lane*> own_lanes_;   // of persistent tasks
   std::vector<Spare> spares_;      // what such lanes leave behind

@@ -287,7 +287,7 @@ Route Communicator::meet(Card& card, const Request& request, const Plan& plan,
   if (elements > kMostElements &&
       is_driven_by_host(plans_->choose(plan, Route::device, group_.findings()).engine))
     elements = 0;
-  return devices_.route(*channel_, group_.size, request, elements, named_);
+  return devices_.route(*channel_, group_.size, devices_.can_serve(request, elements), named_);
 }
 
 /// The first call for such an engine; all ranks have met.

@@ -228,7 +228,8 @@ class Communicator {
              *seen_out_ = nullptr;  // as Plan's, of what goes on in the background
   std::uint64_t posts_ = 0;
   std::atomic<bool> is_patient_{false};                     // waits have no limit
-  bool may_use_devices_ = false, wants_to_settle_ = false;  // the same on all ranks
+  bool may_use_devices_ = false, wants_to_settle_ = false;  // the same on all ranks, as ...
+  bool wants_to_ask_ = false, has_asked_ = false;           // ... whether posts are to meet
   std::atomic<const void*> posted_on_device_{nullptr};      // a buffer of the last such post
   std::unique_ptr<Background> background_;  // from open_background() or prepare() on
 };

@@ -67,8 +67,8 @@ void Communicator::settle_devices() {
     channel_->announce(signature);
     // The program may have freed it.
     const void* const posted = posted_on_device_.load(std::memory_order_relaxed);
-    const std::int32_t has_posted =
-        posted != nullptr && is_beyond_host(devices_.backend->where(posted)) ? 1 : 0;
+    const bool is_there = posted != nullptr && is_beyond_host(devices_.backend->where(posted));
+    const std::int32_t has_posted = is_there && !background_->posts_have_devices() ? 1 : 0;
     const bool have_all = add_words(Collective::allreduce, 0, has_posted) == group_.size;
     is_patient_ = false;
     if (!have_all) return;
@@ -84,8 +84,13 @@ void Communicator::post(Task& task, const Request& request) {
   task.error_.reset();  // of the last post, as below
   task.fetched_bytes_ = 0;
   note_post();
-  if (may_use_devices_ && is_time_to_settle(++posts_)) [[unlikely]]
+  bool is_first_meeting = false;
+  if (may_use_devices_ && is_time_to_settle(++posts_)) [[unlikely]] {
     wants_to_settle_ = !is_settled();
+    // Nothing has come of that.
+    wants_to_ask_ =
+        wants_to_settle_ && posts_ > 1 && group_.config.progress != Config::Progress::calls;
+  }
   task.request_ = request;
   task.request_.form = Form::nonblocking;
   std::size_t count = request.count;
@@ -103,10 +108,18 @@ void Communicator::post(Task& task, const Request& request) {
     background_->announce(plans_->find(task.request_).signature, meets_in_background());
     return count_empty(task.request_);
   }
-  task.meets_ = meets_in_background() && devices_.can_serve(request, count);
+  const bool is_common = meets_in_background();
+  task.may_meet_ = (is_common || wants_to_ask_ || has_asked_) && devices_.can_serve(request, count);
+  if (wants_to_ask_ && task.may_meet_) [[unlikely]] {
+    wants_to_ask_ = false;
+    is_first_meeting = !is_common;
+    has_asked_ = has_asked_ || is_first_meeting;
+  }
+  task.meets_ = task.may_meet_ && (is_common || background_->posts_have_devices());
+  task.meeting_ = is_common && task.may_meet_ ? Task::Meeting::common : Task::Meeting::none;
   try {
     stage(task);
-    background_->post(task);
+    background_->post(task, is_first_meeting);
   } catch (...) {
     fail();
   }
@@ -150,6 +163,7 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request, const Hints&
       task->mapped_.clear();
       task->hold_.reset();
     }
+    task->meeting_ = task->meets_ ? Task::Meeting::common : Task::Meeting::none;
     task->findings_ = group_.shared_findings();
     if (!background_)
       background_ = std::make_unique<Background>(group_, *channel_, *bootstrap_, devices_);
@@ -384,7 +398,8 @@ inline void Communicator::stage(Task& task) {
   task.in_ = request.in;
   task.out_ = request.out;
   task.fetched_bytes_ = 0;
-  if (devices_.backend == nullptr || task.meets_) return;
+  task.stages_late_ = false;
+  if (devices_.backend == nullptr || task.meeting_ == Task::Meeting::common) return;
   if (!devices_.are_in_use) {
     // A buffer that was in the host's memory before there was a device is there still.
     if (request.in == seen_in_ && request.out == seen_out_) [[likely]]
@@ -398,8 +413,16 @@ inline void Communicator::stage(Task& task) {
       return;
     }
   }
-  background_->stage(task);
-  posted_on_device_.store(task.in_ != request.in ? request.in : nullptr, std::memory_order_relaxed);
+  // Where other posts come first that decide about it, it is too early.
+  task.stages_late_ = has_asked_ && request.form == Form::nonblocking;
+  bool is_on_device;
+  if (task.stages_late_) {
+    is_on_device = is_beyond_host(devices_.backend->where(request.in));
+  } else {
+    background_->stage(task);
+    is_on_device = task.in_ != request.in;
+  }
+  posted_on_device_.store(is_on_device ? request.in : nullptr, std::memory_order_relaxed);
 }
 
 /// What is left to do once `task` is done.

@@ -22,18 +22,18 @@ void DeviceCall::end() {
   is_under_way_ = false;
 }
 
-Memory Devices::where(const void* pointer, Dtype dtype) const {
+Memory Devices::where(const void* pointer, Dtype dtype, const DeviceChannel* its) const {
   if (!are_in_use) return Memory::host;
-  const Memory memory = channel ? channel->where(pointer) : backend->where(pointer);
+  const Memory memory = its != nullptr ? its->where(pointer) : backend->where(pointer);
   // Kernels cannot load elements that are not aligned.
   if (memory == Memory::host || reinterpret_cast<std::uintptr_t>(pointer) % alignment(dtype) == 0)
     return memory;
   return memory == Memory::pinned ? Memory::host : Memory::distant;
 }
 
-Card Devices::card(const Request& request, const DeviceCall& call) const {
-  return {where(request.in, request.dtype), where(request.out, request.dtype), !call.is_first(),
-          are_in_use};
+Card Devices::card(const Request& request, const DeviceCall& call, const DeviceChannel* its) const {
+  return {where(request.in, request.dtype, its), where(request.out, request.dtype, its),
+          !call.is_first(), are_in_use};
 }
 
 bool Devices::can_serve(const Request& request, std::uint64_t elements) const {
@@ -41,8 +41,8 @@ bool Devices::can_serve(const Request& request, std::uint64_t elements) const {
          backend->is_defined(request.op, request.dtype);
 }
 
-Route Devices::route(const HostChannel& met, int size, const Request& request,
-                     std::uint64_t elements, const NamedBlocks& named) const {
+Route Devices::route(const HostChannel& met, int size, bool can_serve,
+                     const NamedBlocks& named) const {
   bool is_any_beyond = false, is_any_host = false, is_any_contended = false, are_all_ready = true;
   for (int rank = 0; rank < size; ++rank) {
     const Card card = met.card(rank);
@@ -55,9 +55,20 @@ Route Devices::route(const HostChannel& met, int size, const Request& request,
     are_all_ready = are_all_ready && card.is_ready;
   }
   if (!is_any_beyond) return Route::host;
-  const bool is_served =
-      are_all_ready && !is_any_host && !is_any_contended && can_serve(request, elements);
+  const bool is_served = are_all_ready && !is_any_host && !is_any_contended && can_serve;
   return is_served ? Route::device : Route::staged;
+}
+
+bool Devices::are_on_own_devices(const HostChannel& met, int size, Config::SharedGpu mode) {
+  for (int rank = 0; rank < size; ++rank) {
+    const Card card = met.card(rank);
+    const bool is_there = card.is_ready && card.in == Memory::device &&
+                          (card.out == Memory::device || card.out == Memory::none);
+    if (!is_there || card.device == 0) return false;
+    for (int other = 0; other < rank && mode != Config::SharedGpu::all; ++other)
+      if (met.card(other).device == card.device) return false;
+  }
+  return true;
 }
 
 void Devices::poison(const std::string& why) noexcept {

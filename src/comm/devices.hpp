@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -76,9 +77,9 @@ class NamedBlocks {
 
 /// A communicator's use of devices.
 struct Devices {
-  DeviceBackend* backend = nullptr;  ///< null: none
-  bool are_in_use = false;           ///< by this process
-  bool are_refused = false;          ///< switched off, or the ranks' devices cannot work together
+  DeviceBackend* backend = nullptr;     ///< null: none
+  std::atomic<bool> are_in_use{false};  ///< by this process
+  bool are_refused = false;  ///< switched off, or the ranks' devices cannot work together
   std::unique_ptr<DeviceChannel> channel;
   bool are_shared = false;  ///< several ranks use one: `channel` wants to know all their buffers
   /// Then nonblocking and persistent reductions have a channel of their own: what ranks show each
@@ -90,15 +91,24 @@ struct Devices {
   /// What nonblocking and persistent reductions use, or null.
   DeviceChannel* of_requests() const { return are_shared ? own_of_requests.get() : channel.get(); }
 
-  /// Where a buffer of such elements is, as far as kernels are concerned.
-  Memory where(const void* pointer, Dtype dtype) const;
+  /// Where a buffer of such elements is, as far as kernels are concerned: those of `its`, or of any
+  /// device.
+  Memory where(const void* pointer, Dtype dtype, const DeviceChannel* its) const;
+  Memory where(const void* pointer, Dtype dtype) const {
+    return where(pointer, dtype, channel.get());
+  }
   /// What to show the peers.
-  Card card(const Request& request, const DeviceCall& call) const;
+  Card card(const Request& request, const DeviceCall& call, const DeviceChannel* its) const;
+  Card card(const Request& request, const DeviceCall& call) const {
+    return card(request, call, channel.get());
+  }
   /// Whether kernels could serve it, wherever its buffers are. `elements`: of the vector.
   bool can_serve(const Request& request, std::uint64_t elements) const;
-  /// What the cards of a meeting on `met` come to. `named`: in the calls there.
-  Route route(const HostChannel& met, int size, const Request& request, std::uint64_t elements,
-              const NamedBlocks& named) const;
+  /// What the cards of a meeting on `met` come to. `named`: in the calls there. `can_serve`: as all
+  /// ranks found when the call was made.
+  Route route(const HostChannel& met, int size, bool can_serve, const NamedBlocks& named) const;
+  /// Whether the cards of a meeting on `met` have buffers on devices only, each rank on its own.
+  static bool are_on_own_devices(const HostChannel& met, int size, Config::SharedGpu mode);
   /// Now and then, in calls of every kind: lets go of what programs have freed.
   void tidy_up();
   /// What this rank's program has under way on its device ends, wherever it waits for peers.

@@ -196,6 +196,43 @@ void alone() {
           free_memory(), before);
 }
 
+/// No call in which all ranks meet: GPUs are set up beside it. Blocking ones go on from there.
+void posts_alone() {
+  Part part(Kind::allreduce, 5000, 0, 0), of_root(Kind::reduce, 300, size - 1, 0),
+      scattered(Kind::reduce_scatter, 240, 0, 0);
+  const std::size_t before = free_memory();
+  const auto start = std::chrono::steady_clock::now();
+  const bool is_own =
+      is_served_here() && (Gpu::get().count() >= size || getenv("TRIB_SHARED_GPU") != nullptr);
+  int is_over = 0, after = 0;
+  for (int i = 0; after < 50; ++i) {
+    for (Part* one : {&part, &of_root, &scattered}) {
+      one->fill(i);
+      one->post();
+    }
+    // Ranks end after the same round: rank 0 says which.
+    MPI_Request word;
+    int mine = is_over;
+    if (rank == 0)
+      mine = !is_own || free_memory() + (std::size_t{64} << 20) < before ||
+             std::chrono::steady_clock::now() - start > std::chrono::seconds(30);
+    MPI_Ibcast(&mine, 1, MPI_INT, 0, MPI_COMM_WORLD, &word);
+    for (Part* one : {&scattered, &of_root, &part}) {
+      MPI_Wait(&one->request, MPI_STATUS_IGNORE);
+      one->check("nothing but nonblocking ones");
+    }
+    MPI_Wait(&word, MPI_STATUS_IGNORE);
+    is_over = mine;
+    if (is_over) ++after;
+  }
+  if (is_own)
+    CHECK(free_memory() + (std::size_t{64} << 20) < before, "%zu bytes are free, %zu before",
+          free_memory(), before);
+  part.fill(1);
+  part.block();
+  part.check("blocking, after nonblocking ones");
+}
+
 void nonblocking() {
   for (int round = 0; round < 12; ++round) {
     const Parts parts = some(round % 3 == 0 ? 60 : 5, static_cast<unsigned>(round));
@@ -634,8 +671,10 @@ int main(int argc, char** argv) {
 #if MPI_VERSION >= 4
   if (is_often) starts_without_growth();
 #endif
-  if (!is_often) alone();
-  if (argc > 1) {  // "alone", "often"
+  const bool are_posts = argc > 1 && std::strcmp(argv[1], "posts") == 0;
+  if (are_posts) posts_alone();
+  if (!is_often && !are_posts) alone();
+  if (argc > 1) {  // "alone", "often", "posts"
     if (rank == 0) std::printf("requests checked\n");
     MPI_Finalize();
     return 0;

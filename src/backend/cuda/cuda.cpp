@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The backend for NVIDIA GPUs, as a loadable module. channel.hpp comes next.
 #include <map>
+#include <optional>
 #include <string>
 
 #include "backend/backend.hpp"
@@ -106,6 +107,38 @@ class Cuda final : public DeviceBackend {
   std::unique_ptr<trib::DeviceChannel> open(Bootstrap& bootstrap, const Config& config,
                                             const void* pointer, std::string& why) override {
     return Channel::open(bootstrap, config, pointer, why);
+  }
+
+  Opening opening(const void* pointer) override {
+    ContextId context;
+    // Where it is gone, the others hear of it from the channel, which finds none.
+    try {
+      context = ContextId::of(context_of(pointer));
+    } catch (const Error&) {
+    }
+    return [context](Bootstrap& bootstrap, const Config& config, std::string& why) {
+      std::optional<Current> current;
+      try {
+        current.emplace(context);
+      } catch (const Error&) {
+      }
+      return Channel::open(bootstrap, config, nullptr, why);
+    };
+  }
+
+  std::uint64_t device_of(const void* pointer) const override {
+    const CUcontext context = context_of(pointer);
+    if (context == nullptr) return 0;
+    const Current current(context);
+    CUdevice device = 0;
+    CUuuid id{};
+    if (driver()->cuCtxGetDevice_(&device) != CUDA_SUCCESS ||
+        driver()->cuDeviceGetUuid_(&id, device) != CUDA_SUCCESS)
+      return 0;
+    std::uint64_t number = 0xcbf29ce484222325u;
+    for (const char byte : id.bytes)
+      number = (number ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
+    return number | 1;
   }
 
   bool load() const override { return load_driver() != nullptr; }

@@ -112,8 +112,9 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   const auto size = static_cast<std::size_t>(channel->size_);
   // A ring needs two lines per peer, which is the most of all algorithms.
   const Room room{2 * channel->size_ + 16, std::max(kSmallBytes, kSmallBytesPerRank * size)};
+  channel->board_at_ = round_up(channel->lay_out(room), kCacheLine);
   std::shared_ptr<Segment> segment =
-      Segment::open(bootstrap, channel->lay_out(room), config.segment, why);
+      Segment::open(bootstrap, channel->board_at_ + sizeof(Board), config.segment, why);
   if (!segment) return nullptr;
   channel->map_control(std::move(segment), 0);
 
@@ -237,6 +238,31 @@ bool Channel::is_time_to_meet(Occasion occasion) const {
   const std::uint64_t from =
       peers_[0].control->meet_from[static_cast<int>(occasion)].load(std::memory_order_relaxed);
   return from != 0 && last_run_ + 1 >= from;
+}
+
+void Channel::pin(const void* note, std::size_t bytes) {
+  Note& own = board_of(rank_)[++notes_ % 2];
+  std::memcpy(own.text, note, bytes);
+  // Release: pairs with the acquire in unpinned().
+  own.number.store(notes_, std::memory_order_release);
+}
+
+/// Nobody pins up note n + 2 before all have pinned n + 1, and so have read those of number n.
+int Channel::unpinned() {
+  int missing = -1;
+  for (int peer = 0; peer < size_ && missing < 0; ++peer) {
+    const std::uint64_t number = board_of(peer)[notes_ % 2].number.load(std::memory_order_acquire);
+    if (number == Note::kLeft)
+      throw Error(Code::peer, "rank " + std::to_string(peer) + " has given up");
+    if (number != notes_) missing = peer;
+  }
+  return missing;
+}
+
+/// In the place of its next note, and of the one that others may be waiting for.
+void Channel::leave_board() noexcept {
+  for (int i = 0; i < 2; ++i)
+    board_of(rank_)[i].number.store(Note::kLeft, std::memory_order_release);
 }
 
 void Channel::announce(const Signature& signature) {

@@ -11,6 +11,7 @@
 //   - lines, kWindows x flags: one cache line per slot, {number of the run, signature hash, 48
 //     bytes of payload}
 //   - small, kWindows x small_bytes_, small_stride_ apart: payload that does not fit the line
+//   - in the first channel only, the board: two notes, used in turn
 //
 // and in the data segment, which comes with the first large call: kWindows x kLargeBytes of
 // payload.
@@ -100,6 +101,14 @@ struct Control {
   Record history[kHistory];
 };
 
+/// What a rank has pinned up, of two used in turn: as with cards.
+struct alignas(kCacheLine) Note {
+  static constexpr std::uint64_t kLeft = UINT64_MAX;
+  std::atomic<std::uint64_t> number;
+  std::byte text[HostChannel::kNoteBytes];
+};
+using Board = Note[2];
+
 class Program;
 
 class Channel final : public HostChannel {
@@ -141,6 +150,10 @@ class Channel final : public HostChannel {
   Card card(int rank) const override { return peers_[rank].control->cards[meeting_ % 2].card; }
   void ask_for_meetings(Occasion occasion, bool is_joint) override;
   bool is_time_to_meet(Occasion occasion) const override;
+  void pin(const void* note, std::size_t bytes) override;
+  int unpinned() override;
+  const void* note(int rank) const override { return board_of(rank)[notes_ % 2].text; }
+  void leave_board() noexcept override;
 
  private:
   friend class Program;
@@ -156,6 +169,9 @@ class Channel final : public HostChannel {
   Channel(Bootstrap& bootstrap, const Config& config)
       : bootstrap_(bootstrap), config_(config), rank_(bootstrap.rank()), size_(bootstrap.size()) {}
   std::size_t lay_out(const Room& room);
+  Note* board_of(int rank) const {
+    return reinterpret_cast<Note*>(reinterpret_cast<std::byte*>(peers_[rank].control) + board_at_);
+  }
   void map_control(std::shared_ptr<Segment> segment, std::size_t at);
   [[noreturn]] void disagree(int peer) const;
   void check_not_failed(int peer) const;
@@ -179,6 +195,8 @@ class Channel final : public HostChannel {
   std::uint64_t suspect_position_ = 0;  // ... and where we stood when we saw that
   std::uint64_t last_run_ = 0;          // the last one started
   std::uint64_t meeting_ = 0;           // the last one
+  std::size_t board_at_ = 0;            // from the start of a rank's region
+  std::uint64_t notes_ = 0;             // that this rank has pinned up
   ScratchStores stores_{size_};
   const std::vector<int>* window_readers_[kWindows] = {};  // who reads what we wrote there last
   std::set<std::vector<int>> reader_lists_;  // of all programs: they may be gone by then
