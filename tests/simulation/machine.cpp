@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string_view>
+#include <tuple>
 
 /// Leaves what the calls preserve on this stack, and goes on where `to` was left. ucontext would
 /// do, but asks the system each time.
@@ -253,6 +254,22 @@ void Machine::synchronise(int number, int threads, Site at) {
   running_->block->barriers[number].waiting.push_back(running_);
   come(number, threads, at);
   while (running_->is_waiting) leave();
+}
+
+Machine::Warp Machine::exchange(std::uint64_t value, Site at) {
+  const unsigned thread = running_->position.thread.x, width = std::tuple_size_v<Warp>;
+  Exchange& exchange = running_->block->exchanges[thread / width];
+  const std::uint64_t number = exchange.over;
+  Warp& values = exchange.values[number % 2];
+  values[thread % width] = value;
+  running_->at = at;
+  running_->polled = nullptr;
+  if (++exchange.arrived == width) {
+    exchange.arrived = 0;
+    ++exchange.over;
+  }
+  while (exchange.over == number) leave();
+  return values;
 }
 
 std::int64_t Machine::read_shared(const void* key) {

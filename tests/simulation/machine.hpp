@@ -6,6 +6,7 @@
 // its results, or nobody can go on. Next: backend/cuda/instructions.cuh, which is made of this.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -89,6 +90,9 @@ class Machine {
   /// A barrier of the block: without a wait, or with one.
   void arrive(int barrier, int threads, Site at);
   void synchronise(int barrier, int threads, Site at);
+  /// What each thread of this one's warp says, once all have. They learn of no stores by it.
+  using Warp = std::array<std::uint64_t, 32>;
+  Warp exchange(std::uint64_t value, Site at);
   /// A variable of the block, of which `word` is the key.
   std::int64_t read_shared(const void* word);
   void write_shared(const void* word, std::int64_t value);
@@ -126,10 +130,16 @@ class Machine {
     std::int64_t value = 99;  // nobody has set it
     Knowledge known;
   };
+  struct Exchange {
+    std::size_t arrived = 0;
+    std::uint64_t over = 0;  // exchanges of the warp so far
+    Warp values[2];          // in turns: some may still look at the last one
+  };
   struct Block {
     std::multimap<std::uintptr_t, Store> hidden;  // by aligned unit of 16 bytes
     std::map<int, Barrier> barriers;
     std::map<const void*, Word> words;
+    std::map<unsigned, Exchange> exchanges;  // by warp
   };
   struct Gpu {
     Kernel kernel;

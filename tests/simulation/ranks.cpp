@@ -124,7 +124,7 @@ void wait_for_default_stream() {}
 CopyStream::CopyStream() = default;
 CopyStream::~CopyStream() { (void)stream_; }
 void CopyStream::wait() const {}
-bool is_default_stream_idle() { return true; }
+bool is_default_stream_idle() { return Simulation::is_default_stream_idle(); }
 bool is_default_stream_busy() { return false; }
 ContextId ContextId::of(CUcontext context) { return {context, 0}; }
 CUcontext ContextId::known_to_be_there() const { return handle; }
@@ -201,7 +201,6 @@ Simulation::Simulation(const Setup& setup)
         reinterpret_cast<CUdeviceptr>(counters_[static_cast<std::size_t>(rank)].get());
     channel.last_run_ = channel.known_run_ = setup.last_run;
     channel.replays_.enough = machine_.below(3);
-    channel.is_captured_ = setup.is_counted;
     for (int peer = 0; peer < setup.ranks; ++peer)
       channel.peers_[static_cast<std::size_t>(peer)].inbox =
           reinterpret_cast<CUdeviceptr>(inboxes_[static_cast<std::size_t>(peer)].get());
@@ -209,6 +208,7 @@ Simulation::Simulation(const Setup& setup)
       channel.sharing_.reset(new Sharing(rank, setup.device_of, channel.context_));
   }
   launched_.resize(static_cast<std::size_t>(gpus()));
+  operations_.resize(static_cast<std::size_t>(gpus()));
   is_held_.resize(static_cast<std::size_t>(gpus()));
   copies_.resize(static_cast<std::size_t>(gpus()));
   queued_.resize(static_cast<std::size_t>(gpus()));
@@ -257,7 +257,14 @@ const Simulation::Loaded& Simulation::load(const Algorithm& algorithm, const Sha
 
 void Simulation::launch(int rank, trib::Program& program, const Arguments& arguments) {
   launching_ = gpu_of(rank);
-  program.launch(arguments);
+  Channel& channel = *channels_[static_cast<std::size_t>(rank)];
+  if (setup_.is_counted && machine_.one_in(2)) channel.is_captured_ = true;
+  if (setup_.lingers) channel.look_ahead();
+  operations_[static_cast<std::size_t>(launching_)] = &program.launch(arguments);
+}
+
+bool Simulation::is_default_stream_idle() {
+  return !current->setup_.lingers || !current->machine_.one_in(10);
 }
 
 CUresult Simulation::launch_kernel(CUfunction function, unsigned blocks, unsigned threads,
@@ -278,6 +285,8 @@ CUresult Simulation::launch_kernel(CUfunction function, unsigned blocks, unsigne
   simulation::Machine& machine = current->machine_;
   if (launched.is_relay)
     threads = 2 * (2 * kWarp + 1 + machine.below(20));  // for two duties
+  else if (current->setup_.lingers)                     // whole warps
+    threads = protocol == Protocol::flat ? kWarp * (1 + machine.below(2)) : threads;
   else if (protocol == Protocol::flat || protocol == Protocol::pipeline)
     threads = std::min(threads, kMaxRanks + machine.below(48));
   const auto* const begin = static_cast<const std::byte*>(parameters[0]);
@@ -304,7 +313,16 @@ CUresult Simulation::copy_behind(CUdeviceptr to, CUdeviceptr from, std::size_t b
   return CUDA_SUCCESS;
 }
 
-bool Simulation::is_told(int gpu) const {
+bool Simulation::is_told(int gpu) {
+  if (setup_.lingers) {
+    if (!copies_[static_cast<std::size_t>(gpu)].empty()) return false;
+    launching_ = gpu;
+    try {
+      return operations_[static_cast<std::size_t>(gpu)]->advance(0);
+    } catch (const Error&) {
+      return true;
+    }
+  }
   return doorbells_[static_cast<std::size_t>(leader_of(gpu))]->done == launched(gpu).number &&
          copies_[static_cast<std::size_t>(gpu)].empty();
 }

@@ -28,10 +28,12 @@ class Simulation {
     int blocks = 1;                         ///< of a kernel, at most
     std::uint64_t time_limit = 1ull << 60;  ///< of a wait, in turns of threads
     std::uint32_t last_run = 0;             ///< what came before
-    bool is_counted = false;                ///< runs are counted on the GPU, as for graphs
+    /// Runs are counted on the GPU, as for graphs: on each rank from some call on.
+    bool is_counted = false;
     /// Nothing has been written to inboxes, but for what each launch on a stream writes.
     bool is_fresh = false;
     std::size_t least_long = SIZE_MAX;  ///< bytes of long messages of a single GPU
+    bool lingers = false;               ///< kernels may wait for further calls
     std::uint64_t seed = 0;
   };
   explicit Simulation(const Setup& setup);
@@ -64,8 +66,9 @@ class Simulation {
   /// A GPU has other work before what is launched next, until it is let go.
   void hold(int gpu) { is_held_[static_cast<std::size_t>(gpu)] = true; }
   void let_go(int gpu);
-  /// Whether the host has heard that it is done.
-  bool is_told(int gpu) const;
+  /// Whether the host has heard that it is done. Where kernels linger it goes on with the call: it
+  /// may have to launch another one.
+  bool is_told(int gpu);
   /// Launches and copies that follow the kernel; true: it has ended, and they have, too.
   bool finish(int gpu);
 
@@ -93,6 +96,7 @@ class Simulation {
                                 void** parameters);
   static std::size_t launch_bytes(Protocol protocol);
   static CUresult allocate(CUdeviceptr* memory, std::size_t bytes);
+  static bool is_default_stream_idle();
   static CUresult copy_behind(CUdeviceptr to, CUdeviceptr from, std::size_t bytes);
 
  private:
@@ -120,6 +124,7 @@ class Simulation {
   std::vector<std::unique_ptr<Channel>> channels_;
   std::map<std::tuple<const Algorithm*, Collective, int, bool, Reach>, Loaded> loaded_;
   std::vector<Launched> launched_;
+  std::vector<Operation*> operations_;  // of each GPU, the last one
   std::vector<bool> is_held_;
   std::vector<std::vector<Copy>> copies_;
   std::vector<std::vector<simulation::Kernel>> queued_;  // of a GPU, behind the one that runs

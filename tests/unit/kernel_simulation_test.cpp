@@ -35,6 +35,7 @@ struct Wishes {
   bool may_fail = false;
   bool is_new = false;   // numbers of runs wrap where inboxes are as good as new
   bool is_late = false;  // a kernel begins when its call has failed, and its buffers are given back
+  bool lingers = false;  // kernels wait for calls like their first one
   Mutant mutant = {};
 };
 
@@ -65,7 +66,7 @@ struct Call {
   Dtype dtype = Dtype::u8;
   bool is_packet = false, in_place = false, is_misaligned = false;
   std::size_t slice = 0;
-  int blocks = 1;
+  int blocks = 1, linger = 0;
   std::vector<std::size_t> chunk_begin;
   std::vector<Allocation> in, out;     // of each rank
   std::vector<MappedBuffers> buffers;  // in these
@@ -108,6 +109,7 @@ class Calls {
       : random_(seed),
         may_fail_(wishes.may_fail),
         is_new_(wishes.is_new),
+        lingers_(wishes.lingers),
         setup_(setup(seed)),
         simulation_(setup_) {
     const Mutant& mutant = wishes.mutant;
@@ -141,8 +143,12 @@ class Calls {
   /// Calls of GPUs that ended, with an error or a result.
   int failed() const { return failed_; }
   int good() const { return good_; }
+  /// That were ordered of kernels that lingered.
+  int ordered() const { return ordered_; }
 
  private:
+  static constexpr std::uint64_t kMostVainPauses = 20;  // rounds of a machine that waits
+
   /// What a GPU's host is at.
   struct Host {
     std::size_t begun = 0, over = 0;  // calls
@@ -161,6 +167,8 @@ class Calls {
     made.seed = seed;
     made.ranks = 2 + static_cast<int>(below(5));
     kind_ = one_in(4) ? Kind::shared : one_in(2) ? Kind::stream : Kind::blocking;
+    if (lingers_) kind_ = Kind::blocking;
+    made.lingers = lingers_;
     if (kind_ == Kind::shared) {
       made.ranks = 2 + static_cast<int>(below(6));
       const int most = std::min(3, made.ranks - 1);
@@ -173,13 +181,14 @@ class Calls {
     made.blocks = 1 + static_cast<int>(below(2));
     made.last_run = one_in(3) ? UINT32_MAX - below(5) : below(100);
     if (is_new_) made.last_run = UINT32_MAX - (one_in(2) ? below(60) : below(1 << 20));
+    if (lingers_ && one_in(3)) made.last_run = UINT32_MAX - below(20);
     made.is_fresh = is_new_;
     made.is_counted = kind_ == Kind::stream && one_in(3);
     if (may_fail_) made.time_limit = one_in(2) ? 500 + below(3000) : 3000 + below(60000);
     constexpr Dtype kTypes[] = {Dtype::u8, Dtype::u16, Dtype::u32, Dtype::cf64};
     dtype_ = kTypes[below(4)];
     is_any_order_ = kind_ != Kind::shared && one_in(3);
-    is_brief_ = one_in(4);
+    is_brief_ = one_in(4) || lingers_;
     if (kind_ == Kind::shared && one_in(2)) made.least_long = below(4) * 1024;
     return made;
   }
@@ -218,7 +227,7 @@ class Calls {
                    : kind_ == Kind::blocking ? one_in(2) ? Reach::push : Reach::map
                    : is_for_streams          ? Reach::push
                                              : Reach::scratch;
-      call.is_packet = call.reach == Reach::scratch && one_in(is_brief_ ? 2 : 4);
+      call.is_packet = call.reach == Reach::scratch && (lingers_ || one_in(is_brief_ ? 2 : 4));
       const bool may_be_in_place =
           !is_shared || simulation_.gpus() == 1 || !is_scatter(call.shape.collective);
       call.in_place = may_be_in_place && one_in(2);
@@ -234,6 +243,11 @@ class Calls {
     }
   }
 
+  static bool is_like(const Call& call, const Call& other) {
+    return call.algorithm == other.algorithm && call.reach == other.reach &&
+           call.shape.collective == other.shape.collective && call.shape.root == other.shape.root;
+  }
+
   void make(std::size_t number) {
     Call& call = calls_[number];
     const Simulation::Loaded& loaded = choose(number);
@@ -242,6 +256,10 @@ class Calls {
     call.slice = one_in(2) ? (1 + below(24)) * (kUnitBytes / element) : 1 + below(200);
     call.slice = std::min(call.slice, loaded.programs[0]->fit(!call.is_packet) / element);
     call.blocks = 1 + static_cast<int>(below(at(setup_.blocks)));
+    // Kernels that linger serve what is the same but for its buffers, passes included.
+    const Call* const last =
+        lingers_ && number > 0 && is_like(call, calls_[number - 1]) ? &calls_[number - 1] : nullptr;
+    if (last != nullptr && !one_in(8)) call.slice = last->slice;
     const unsigned most_passes = is_brief_ ? 1 : 1 + below(3) * below(11);
     const std::size_t length = 1 + below(call.slice * most_passes * at(call.blocks));
     const bool is_uneven = call.shape.collective == Collective::reduce_scatter && one_in(2);
@@ -256,6 +274,8 @@ class Calls {
       call.chunk_begin.push_back(call.chunk_begin.back() + own);
     }
     if (call.chunk_begin.back() == 0) call.chunk_begin.back() = 1;
+    if (last != nullptr && !one_in(8)) call.chunk_begin = last->chunk_begin;
+    if (lingers_) call.linger = one_in(8) ? 0 : 1 + static_cast<int>(below(20));
     call.is_misaligned = one_in(3);
     const std::size_t total = call.chunk_begin.back() * element;
     for (int rank = 0; rank < setup_.ranks; ++rank) {
@@ -333,7 +353,8 @@ class Calls {
 
   bool can_begin(int gpu) {
     const Host& host = hosts_[at(gpu)];
-    if (host.begun == calls_.size() || machine().is_running(gpu) || host.over < host.begun)
+    if (host.begun == calls_.size() || (machine().is_running(gpu) && !lingers_) ||
+        host.over < host.begun)
       return false;
     if (kind_ == Kind::stream) return true;
     // Blocking: all meet before, and who has failed makes no more calls.
@@ -368,9 +389,12 @@ class Calls {
       arguments.is_large = !call.is_packet;
       arguments.blocks = call.blocks;
       arguments.threads = kWarp;
+      arguments.linger = call.linger;
       arguments.is_enqueued = kind_ == Kind::stream;
       if (kind_ == Kind::shared || call.reach != Reach::scratch) arguments.mapped = mapped.data();
+      const std::uint64_t before = simulation_.launched(gpu).number;
       simulation_.launch(rank, *loaded.programs[at(rank)], arguments);
+      if (simulation_.launched(gpu).number == before) ++ordered_;
     }
     call.launched[at(gpu)] = simulation_.launched(gpu);
   }
@@ -447,8 +471,10 @@ class Calls {
     const auto has_come = [&](const Host& host) { return host.begun > late_call_; };
     if (!is_held_back() || !std::all_of(hosts_.begin(), hosts_.end(), has_come)) return "";
     if (late_since_ == 0) late_since_ = machine().time();
-    // Peers' kernels that store to mapped buffers have done so long before.
-    const bool may_store = calls_[late_call_].reach == Reach::map && machine().vain_rounds() < 5;
+    // Peers' kernels that store to mapped buffers have done so long before, also where hosts
+    // paused.
+    const bool may_store =
+        calls_[late_call_].reach == Reach::map && machine().vain_rounds() < kMostVainPauses + 5;
     if (machine().time() < late_since_ + gives_up_at_ || may_store) return "";
     simulation_.poison(simulation_.leader_of(late_));
     const std::string wrong = end(late_);
@@ -459,6 +485,8 @@ class Calls {
   bool can_go_on(int gpu) {
     const Host& host = hosts_[at(gpu)];
     if (host.is_dead || host.late_until > machine().time()) return false;
+    // A kernel may have left before it saw its order.
+    if (lingers_ && host.over < host.begun) return true;
     return machine().is_running(gpu) || can_begin(gpu);
   }
 
@@ -469,7 +497,7 @@ class Calls {
         if (const std::string wrong = cause_lateness(); !wrong.empty()) return wrong;
       if (round % 300 == 0)
         for (Host& host : hosts_) host.is_paused = one_in(2);
-      const bool may_pause = machine().vain_rounds() < 20;
+      const bool may_pause = machine().vain_rounds() < kMostVainPauses;
       std::vector<int> ready, all_ready;
       bool is_late = is_held_back();
       for (int gpu = 0; gpu < simulation_.gpus(); ++gpu) {
@@ -487,15 +515,17 @@ class Calls {
         continue;
       }
       const int gpu = ready[below(ready.size())];
-      if (!machine().is_running(gpu)) begin(gpu);
+      if (machine().is_running(gpu) ? lingers_ && one_in(4) && can_begin(gpu) : can_begin(gpu))
+        begin(gpu);
       machine().run(gpu);
       if (!machine().fault().empty()) return machine().fault();
       const Host& host = hosts_[at(gpu)];
       const bool is_ended = simulation_.finish(gpu);
       if (host.over < host.begun &&
-          (is_ended || (kind_ != Kind::stream && simulation_.is_told(gpu))))
+          ((is_ended && !lingers_) || (kind_ != Kind::stream && simulation_.is_told(gpu))))
         if (const std::string wrong = end(gpu); !wrong.empty()) return wrong;
-      if (machine().vain_rounds() > 300 + 10 * (may_fail_ ? setup_.time_limit : 0))
+      if (machine().vain_rounds() >
+          300 + 10 * (may_fail_ ? setup_.time_limit : 0) + (lingers_ ? 1000 : 0))
         return "nobody can go on" + waits();
     }
   }
@@ -540,7 +570,7 @@ class Calls {
   }
 
   std::mt19937_64 random_;
-  const bool may_fail_, is_new_;
+  const bool may_fail_, is_new_, lingers_;
   Kind kind_{};
   Dtype dtype_{};
   bool is_any_order_ = false;  // the operator is commutative, so any algorithm will do
@@ -549,7 +579,7 @@ class Calls {
   Simulation simulation_;
   std::vector<Call> calls_;
   std::vector<Host> hosts_;
-  int failed_ = 0, good_ = 0;
+  int failed_ = 0, good_ = 0, ordered_ = 0;
   // What is to go wrong.
   bool is_told_of_ = false;
   std::string early_;
@@ -624,6 +654,22 @@ TEST(KernelSimulation, KernelsThatBeginWhenTheirCallHasFailedStoreNothing) {
   });
 }
 
+/// They serve what they are told to, or leave, and then another one does.
+TEST(KernelSimulation, KernelsThatLinger) {
+  int ordered = 0, failed = 0;
+  for_each_seed(600, [&](std::uint64_t seed) {
+    Calls calls(seed, {.may_fail = seed % 4 == 0, .lingers = true});
+    const std::string fault = calls.run();
+    EXPECT_EQ(fault, "") << "seed " << seed;
+    ordered += calls.ordered();
+    failed += calls.failed();
+    return fault.empty();
+  });
+  if (std::getenv("KERNEL_SIMULATION_SEED") != nullptr || HasFailure()) return;
+  EXPECT_GT(ordered, 500);
+  EXPECT_GT(failed, 10);
+}
+
 TEST(KernelSimulation, SeedsSayAll) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const bool may_fail = seed % 2 == 0;
@@ -638,9 +684,10 @@ TEST(KernelSimulation, SeedsSayAll) {
 }
 
 /// A seed that shows what is wrong, or zero.
-std::uint64_t find(const Mutant& mutant, bool may_fail = false) {
+std::uint64_t find(const Mutant& mutant, bool may_fail = false, bool lingers = false) {
   for (std::uint64_t seed = 1; seed <= 600; ++seed)
-    if (!Calls(seed, {.may_fail = may_fail, .mutant = mutant}).run().empty()) return seed;
+    if (!Calls(seed, {.may_fail = may_fail, .lingers = lingers, .mutant = mutant}).run().empty())
+      return seed;
   return 0;
 }
 
@@ -657,6 +704,10 @@ TEST(KernelSimulation, MissingBarriersAndFencesAreFound) {
   EXPECT_GT(places.size(), 15u);
   for (const std::string& place : places)
     EXPECT_EQ(find({.left_out = place}) == 0, place == unseen) << place;
+}
+
+TEST(KernelSimulation, MissingBarriersOfKernelsThatLingerAreFound) {
+  EXPECT_NE(find({.left_out = "barrier in is_called_again() of turn.cuh"}, false, true), 0u);
 }
 
 TEST(KernelSimulation, CreditsThatAreNotWaitedForAreFound) {

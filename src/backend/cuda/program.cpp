@@ -505,10 +505,12 @@ bool Program::look_for_repeat(const Arguments& arguments) {
   const std::size_t* const begin = arguments.chunk_begin;
   const std::size_t* const end = begin + arguments.chunks + 1;
   const bool is_repeated = arguments.op == last_.op && arguments.dtype == last_.dtype &&
+                           arguments.slice == last_.slice &&
                            std::equal(begin, end, last_.begin.begin(), last_.begin.end());
   if (!is_repeated) {
     last_.op = arguments.op;
     last_.dtype = arguments.dtype;
+    last_.slice = arguments.slice;
     last_.begin.assign(begin, end);
   }
   return is_repeated;

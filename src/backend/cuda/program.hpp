@@ -84,6 +84,7 @@ class Program final : public trib::Program, public Operation {
   struct {
     Op op{};
     Dtype dtype{};
+    std::size_t slice = 0;  // says where packets are: some ranks' kernels may not linger any more
     std::vector<std::size_t> begin;
   } last_;
   Arguments pending_;        // what a lingering kernel was told to serve, ...

@@ -138,11 +138,13 @@ inline std::uint32_t atomicAdd(std::uint32_t* at, std::uint32_t more, Site site 
   machine().pause(3, site);
   return std::exchange(*at, *at + more);
 }
-// Kernels that linger are not simulated.
-inline bool __all_sync(unsigned, bool) {
-  machine().report("a kernel lingers");
-  return true;
+inline bool __all_sync(unsigned, bool value, Site site = Site::current()) {
+  const auto all = machine().exchange(value ? 1 : 0, site);
+  return std::find(all.begin(), all.end(), 0) == all.end();
 }
-inline std::uint32_t __shfl_sync(unsigned, std::uint32_t value, int) { return value; }
+inline std::uint32_t __shfl_sync(unsigned, std::uint32_t value, int lane,
+                                 Site site = Site::current()) {
+  return static_cast<std::uint32_t>(machine().exchange(value, site)[static_cast<unsigned>(lane)]);
+}
 
 }  // namespace trib::cuda
