@@ -54,6 +54,7 @@ DeviceOpener::~DeviceOpener() {
 
 void DeviceOpener::run() noexcept {
   std::string why;
+  bool is_news = bootstrap_.rank() == 0;  // where all found the same
   try {
     channel_ = opening_(bootstrap_, config_, why);
     if (channel_ && !channel_->device_of().empty()) {
@@ -61,12 +62,15 @@ void DeviceOpener::run() noexcept {
       why = "ranks share GPUs";
     }
   } catch (const std::exception& error) {
-    why = error.what();
     bootstrap_.leave();
+    why = error.what();
+    // One that leaves because another one did says nothing, nor does one whose communicator ends.
+    const auto* const known = dynamic_cast<const Error*>(&error);
+    is_news = known == nullptr || known->code() != Code::peer;
   }
   if (channel_)
     is_open_.store(true, std::memory_order_release);
-  else if (!bootstrap_.is_stopped() && bootstrap_.rank() == 0)
+  else if (is_news && !bootstrap_.is_stopped())
     log_once(Config::Log::warn,
              "nonblocking reductions of GPU buffers go through host memory: " + why);
 }

@@ -82,6 +82,7 @@ namespace trib::cuda {
   X(cuMemsetD32Async)               \
   X(cuModuleGetFunction)            \
   X(cuModuleLoadData)               \
+  X(cuModuleUnload)                 \
   X(cuPointerGetAttributes)         \
   X(cuPointerSetAttribute)          \
   X(cuStreamCreate)                 \

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "backend/cuda/canonical.hpp"
 
@@ -23,9 +24,11 @@ constexpr const char* kNames[kProtocols] = {"simple", "packet",   "flat",
 
 Kernels::Kernels() {
   const Driver& driver = *cuda::driver();
+  std::vector<CUmodule> modules;
   const auto load = [&](Op op, const unsigned char* image) {
     CUmodule module = nullptr;
     check(driver.cuModuleLoadData_(&module, image), "cannot load the kernels");
+    modules.push_back(module);
     for (int d = 0; d < kDtypes; ++d) {
       const auto dtype = static_cast<Dtype>(d);
       if (!is_canonical(op, dtype)) continue;
@@ -43,9 +46,14 @@ Kernels::Kernels() {
       }
     }
   };
+  try {
 #define TRIB_LOAD(name, type) load(Op::name, trib_fatbin_##name);
-  TRIB_OPS(TRIB_LOAD)
+    TRIB_OPS(TRIB_LOAD)
 #undef TRIB_LOAD
+  } catch (...) {  // the next communicator tries anew
+    for (const CUmodule module : modules) driver.cuModuleUnload_(module);
+    throw;
+  }
 }
 
 const Kernels& Kernels::of_current() {
