@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstdlib>
+#include <cstring>
+#include <iterator>
 #include <new>
 
 namespace trib {
@@ -18,19 +21,45 @@ std::size_t PinnedPool::held() const {
   return held_;
 }
 
+/// Where a piece was cut from; end(): that is gone.
+PinnedPool::Allocations::iterator PinnedPool::allocation_of(void* memory) {
+  auto* const at = static_cast<char*>(memory);
+  const auto behind = allocations_.upper_bound(at);
+  if (behind == allocations_.begin()) return allocations_.end();
+  const auto found = std::prev(behind);
+  return at < found->first + found->second.bytes ? found : allocations_.end();
+}
+
+bool PinnedPool::is_there(const DeviceBackend& device, const Allocation& allocation) {
+  return device.where(allocation.mark) == Memory::pinned &&
+         std::memcmp(allocation.mark, &allocation.number, sizeof allocation.number) == 0;
+}
+
+/// The program has reset the device, and the memory went with that.
+void PinnedPool::forget(Allocations::iterator allocation) {
+  char* const begin = allocation->first;
+  char* const end = begin + allocation->second.bytes;
+  std::erase_if(free_, [&](const auto& piece) {
+    auto* const at = static_cast<char*>(piece.second);
+    return at >= begin && at < end;
+  });
+  held_ -= allocation->second.bytes;
+  allocations_.erase(allocation);
+}
+
 /// A free piece that is not too long.
 void* PinnedPool::take_free(const DeviceBackend& device, std::size_t& bytes) {
   for (;;) {
     const auto found = free_.lower_bound(bytes);
     if (found == free_.end() || found->first > std::max(2 * bytes, kShort)) return nullptr;
     const auto [length, memory] = *found;
-    free_.erase(found);
-    if (device.where(memory) == Memory::pinned) {
+    const auto allocation = allocation_of(memory);
+    if (is_there(device, allocation->second)) {
+      free_.erase(found);
       bytes = length;
       return memory;
     }
-    // The program has reset the device, and the memory went with that.
-    held_ -= length;
+    forget(allocation);
   }
 }
 
@@ -38,12 +67,26 @@ void* PinnedPool::take_free(const DeviceBackend& device, std::size_t& bytes) {
 bool PinnedPool::make_room(const DeviceBackend& device, std::size_t bytes) {
   while (held_ + bytes > kMost) {
     if (free_.empty() || free_.rbegin()->first <= kShort) return false;
-    const auto longest = std::prev(free_.end());
-    device.free_host(longest->second);
-    held_ -= longest->first;
-    free_.erase(longest);
+    const auto longest = allocation_of(free_.rbegin()->second);
+    if (is_there(device, longest->second)) device.free_host(longest->first);
+    forget(longest);
   }
   return true;
+}
+
+/// `bytes` and the mark were allocated there.
+void PinnedPool::add(char* memory, std::size_t bytes) {
+  // What was there before is gone.
+  for (auto old = allocations_.begin(); old != allocations_.end();) {
+    const auto next = std::next(old);
+    if (old->first < memory + bytes + kMark && memory < old->second.mark + kMark) forget(old);
+    old = next;
+  }
+  const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+  const std::uint64_t number = (static_cast<std::uint64_t>(now) + ++count_) * 0x9e3779b97f4a7c15u;
+  const Allocation& added = allocations_[memory] = {bytes, memory + bytes, number};
+  std::memcpy(added.mark, &added.number, sizeof added.number);
+  held_ += bytes;
 }
 
 void* PinnedPool::take(const DeviceBackend& device, std::size_t& bytes) {
@@ -59,9 +102,9 @@ void* PinnedPool::take(const DeviceBackend& device, std::size_t& bytes) {
   }
   const std::size_t allocated = is_short ? kSlab : wanted;
   if (!make_room(device, allocated)) return nullptr;
-  auto* const memory = static_cast<char*>(device.allocate_host(allocated));
+  auto* const memory = static_cast<char*>(device.allocate_host(allocated + kMark));
   if (memory == nullptr) return nullptr;
-  held_ += allocated;
+  add(memory, allocated);
   for (std::size_t at = wanted; at < allocated; at += wanted) free_.emplace(wanted, memory + at);
   bytes = wanted;
   return memory;
@@ -69,7 +112,7 @@ void* PinnedPool::take(const DeviceBackend& device, std::size_t& bytes) {
 
 void PinnedPool::give_back(void* memory, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  free_.emplace(bytes, memory);
+  if (allocation_of(memory) != allocations_.end()) free_.emplace(bytes, memory);
 }
 
 void* StagingBuffer::get(const DeviceBackend& device, std::size_t bytes) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -32,12 +33,28 @@ class PinnedPool {
   /// Short pieces are cut from a slab and never go back to the device.
   static constexpr std::size_t kSlab = 1u << 20, kShortest = 256, kShort = 64u << 10;
 
+  /// What was allocated at once: a slab or a long piece. A reset of the device takes it along, and
+  /// the program may pin memory at the same address then: not with this number behind it.
+  struct Allocation {
+    std::size_t bytes = 0;
+    char* mark = nullptr;
+    std::uint64_t number = 0;
+  };
+  using Allocations = std::map<char*, Allocation>;
+  static constexpr std::size_t kMark = 64;
+
+  Allocations::iterator allocation_of(void* memory);
+  static bool is_there(const DeviceBackend& device, const Allocation& allocation);
+  void forget(Allocations::iterator allocation);
   void* take_free(const DeviceBackend& device, std::size_t& bytes);
   bool make_room(const DeviceBackend& device, std::size_t bytes);
+  void add(char* memory, std::size_t bytes);
 
   mutable std::mutex mutex_;
+  Allocations allocations_;
   std::multimap<std::size_t, void*> free_;
   std::size_t held_ = 0;
+  std::uint64_t count_ = 0;  // of allocations
 };
 
 /// For one call: pinned memory where there is some.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Open MPI's Fortran functions call PMPI_ straight away, so that they are replaced as well: mpif.h
 // and the mpi module (four spellings of a name, as compilers differ) and mpi_f08. Fortran of the
-// MPICH family calls MPI_, which is intercept.cpp's, but for those without buffers in mpi_f08 of
-// MPICH 4.0. The wheel of Open MPI has no Fortran; Debian's has.
+// MPICH family calls MPI_, which is intercept.cpp's, but for what has no buffers in mpi_f08 (MPICH
+// 4.0.2, Intel MPI 2021.18): requests that it begins by MPI_ it ends by PMPI_. The wheels of Open
+// MPI and MPICH have no Fortran; Debian's MPIs and Intel's have.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/log.hpp"
@@ -19,6 +21,7 @@
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
 #include "mpi/requests.hpp"
+#include "mpi/staged_requests.hpp"
 
 namespace trib::mpi {
 
@@ -93,22 +96,17 @@ void free_communicator(const FortranFunction& original, int* comm, int* ierror) 
 
 #endif
 
-#if TRIB_MPI_MPICH
+#if TRIB_MPI_OPENMPI || TRIB_MPI_MPICH
 
-struct PassedBy {
-  PassedBy() { is_passed_by_f08 = true; }
-  ~PassedBy() { is_passed_by_f08 = false; }
-};
-
-#endif
-
-#if TRIB_MPI_OPENMPI
-
-/// The addresses that stand for MPI_IN_PLACE and MPI_BOTTOM: of common blocks, one per spelling.
-/// Each library of Fortran defines them, and which one its code means depends on how it was loaded.
+/// The addresses that stand for constants of C. Each library of Fortran defines them, and which one
+/// its code means depends on how it was loaded.
 struct Sentinels {
   unsigned long long loads = 0;  // when these were all
-  std::vector<void*> in_place, bottom;
+#if TRIB_MPI_OPENMPI
+  std::vector<void*> in_place, bottom;  // common blocks, one per spelling
+#else
+  std::vector<void*> status_ignore;  // objects of mpi_f08, for one status and for a list
+#endif
 
   static const Sentinels& get() {
     static std::atomic<const Sentinels*> latest{nullptr};
@@ -120,30 +118,40 @@ struct Sentinels {
     latest.store(known, std::memory_order_release);
     return *known;
   }
+  static bool is_in(const std::vector<void*>& all, const void* argument) {
+    return std::find(all.begin(), all.end(), argument) != all.end();
+  }
 
  private:
   explicit Sentinels(unsigned long long now) : loads(now) {
+#if TRIB_MPI_OPENMPI
     for (const char* name : {"mpi_fortran_in_place_", "mpi_fortran_in_place",
                              "mpi_fortran_in_place__", "MPI_FORTRAN_IN_PLACE"})
       add(name, in_place);
     for (const char* name : {"mpi_fortran_bottom_", "mpi_fortran_bottom", "mpi_fortran_bottom__",
                              "MPI_FORTRAN_BOTTOM"})
       add(name, bottom);
+#else
+    for (const char* name : {"MPIR_F08_MPI_STATUS_IGNORE_OBJ", "MPIR_F08_MPI_STATUSES_IGNORE_OBJ"})
+      add(name, status_ignore);
+#endif
   }
   static void add(const char* name, std::vector<void*>& all) {
+    // The program itself may hold the object, of which definitions_of() knows nothing.
     if (void* const address = dlsym(RTLD_DEFAULT, name)) all.push_back(address);
     const std::vector<void*> others = definitions_of(name);
     all.insert(all.end(), others.begin(), others.end());
   }
 };
 
+#endif
+
+#if TRIB_MPI_OPENMPI
+
 void* address(void* argument) {
   const Sentinels& known = Sentinels::get();
-  const auto is_in = [argument](const std::vector<void*>& all) {
-    return std::find(all.begin(), all.end(), argument) != all.end();
-  };
-  if (is_in(known.in_place)) return MPI_IN_PLACE;
-  if (is_in(known.bottom)) return MPI_BOTTOM;
+  if (Sentinels::is_in(known.in_place, argument)) return MPI_IN_PLACE;
+  if (Sentinels::is_in(known.bottom, argument)) return MPI_BOTTOM;
   return argument;
 }
 
@@ -218,6 +226,84 @@ void free_memory(const FortranFunction& original, void* block, int* ierror) {
 
 #endif  // TRIB_MPI_OPENMPI
 
+#if TRIB_MPI_MPICH || TRIB_MPI_ABI
+
+struct PassedBy {
+  PassedBy() { is_passed_by_f08 = true; }
+  ~PassedBy() { is_passed_by_f08 = false; }
+};
+
+#endif
+
+#if TRIB_MPI_MPICH
+
+/// Where mpi_f08 differs from C.
+struct Habits {
+  int first = 1;    // the first request of a list; 0 in MPICH 4.0.2, contrary to the standard
+  int is_true = 1;  // .TRUE., in which compilers differ
+
+  static const Habits& get() {
+    static std::atomic<const Habits*> known{nullptr};
+    const Habits* habits = known.load(std::memory_order_acquire);
+    if (!habits) {  // no lock: the MPI may call the program
+      habits = new Habits(look());
+      known.store(habits, std::memory_order_release);
+    }
+    return *habits;
+  }
+
+ private:
+  /// What its own MPI_Testany says of a request that is done.
+  static Habits look() {
+    static constinit FortranFunction test_any({"mpi_testany_f08_", nullptr, nullptr, nullptr});
+    const Library& mpi = library();
+    MPI_Request request = MPI_REQUEST_NULL;
+    const auto query = [](void*, MPI_Status*) { return MPI_SUCCESS; };
+    const auto free = [](void*) { return MPI_SUCCESS; };
+    const auto cancel = [](void*, int) { return MPI_SUCCESS; };
+    if (mpi.Grequest_start(query, free, cancel, nullptr, &request) != MPI_SUCCESS) return {};
+    mpi.Grequest_complete(request);
+    int count = 1, index = 1, flag = 0, ierror = MPI_SUCCESS;
+    MPI_Status status;
+    test_any(&count, &request, &index, &flag, &status, &ierror);
+    return flag != 0 ? Habits{index, flag} : Habits{};
+  }
+};
+
+// `result` is of a function of C, which has set the rest.
+int with_logical(int result, int* flag) {
+  *flag = *flag > 0 ? Habits::get().is_true : 0;
+  return result;
+}
+int with_index(int result, int* index) {
+  if (*index != MPI_UNDEFINED) *index += Habits::get().first;
+  return result;
+}
+int with_indices(int result, const int* count, int* indices) {
+  for (int i = 0; *count != MPI_UNDEFINED && i < *count; ++i) indices[i] += Habits::get().first;
+  return result;
+}
+
+/// Of a list, too: C has one and the same constant for both.
+MPI_Status* status_of_c(MPI_Status* status) {
+  return Sentinels::is_in(Sentinels::get().status_ignore, status) ? MPI_STATUS_IGNORE : status;
+}
+
+/// `ours()` where a request is held that is not the MPI's alone.
+template <bool is_start = false, class Ours, class... Arguments>
+void with_requests_f08(const FortranFunction& original, int* ierror, const Ours& ours,
+                       Arguments... arguments) {
+  if (requests_held.load(std::memory_order_relaxed) == 0 || !library().is_ours) [[likely]] {
+    if (is_start) Communicator::note_request_of_mpi();
+    return original(arguments..., ierror);
+  }
+  sweep();
+  const int status = ours();
+  if (ierror) *ierror = status;
+}
+
+#endif
+
 }  // namespace
 
 }  // namespace trib::mpi
@@ -252,10 +338,10 @@ TRIB_FREE_COMM_F08(mpi_comm_disconnect_f08_)
 
 #endif
 
-#if TRIB_MPI_MPICH
+#if TRIB_MPI_MPICH || TRIB_MPI_ABI
 
-// mpi_f08 of MPICH 4.0 begins these with MPI_, and waits for them with PMPI_. All arguments are
-// addresses.
+// mpi_f08 of MPICH and Intel MPI (the latter's for the standard ABI, too) begins these with MPI_,
+// and waits for them with PMPI_. All arguments are addresses.
 #define TRIB_PASSED_BY(name, parameters, ...)                                      \
   extern "C" void name parameters {                                                \
     static constinit FortranFunction original({#name, nullptr, nullptr, nullptr}); \
@@ -285,6 +371,88 @@ TRIB_FREE_COMM_F08(mpi_comm_disconnect_f08_)
   TRIB_PASSED_BY_9(mpi_reduce_scatter_block_init_##suffix)
 TRIB_PASSED_BY_FORMS(f08ts_)
 TRIB_PASSED_BY_FORMS(f08ts_large_)
+TRIB_PASSED_BY_FORMS(c_f08ts_)
+
+#endif
+
+#if TRIB_MPI_MPICH
+
+// What mpi_f08 ends by PMPI_. Handles and statuses are those of C.
+#define TRIB_REQUESTS_F08(name, parameters, call, ...)                                            \
+  extern "C" void mpi_##name##_f08_ parameters {                                                  \
+    static constinit FortranFunction original({"mpi_" #name "_f08_", nullptr, nullptr, nullptr}); \
+    using namespace trib::mpi;                                                                    \
+    constexpr bool is_start = std::string_view(#name).starts_with("start");                       \
+    with_requests_f08<is_start>(original, ierror, [&] { return call; }, __VA_ARGS__);             \
+  }
+
+TRIB_REQUESTS_F08(start, (MPI_Request * request, int* ierror), staged::start(request), request)
+TRIB_REQUESTS_F08(startall, (int* count, MPI_Request* requests, int* ierror),
+                  staged::start_all(*count, requests), count, requests)
+TRIB_REQUESTS_F08(wait, (MPI_Request * request, MPI_Status* status, int* ierror),
+                  staged::wait(request, status_of_c(status)), request, status)
+TRIB_REQUESTS_F08(waitall, (int* count, MPI_Request* requests, MPI_Status* statuses, int* ierror),
+                  staged::wait_all(*count, requests, status_of_c(statuses)), count, requests,
+                  statuses)
+TRIB_REQUESTS_F08(waitany,
+                  (int* count, MPI_Request* requests, int* index, MPI_Status* status, int* ierror),
+                  with_index(staged::wait_any(*count, requests, index, status_of_c(status)), index),
+                  count, requests, index, status)
+TRIB_REQUESTS_F08(
+    waitsome,
+    (int* count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses, int* ierror),
+    with_indices(staged::wait_some(*count, requests, done, indices, status_of_c(statuses)), done,
+                 indices),
+    count, requests, done, indices, statuses)
+TRIB_REQUESTS_F08(test, (MPI_Request * request, int* flag, MPI_Status* status, int* ierror),
+                  with_logical(staged::test(request, flag, status_of_c(status)), flag), request,
+                  flag, status)
+TRIB_REQUESTS_F08(testall,
+                  (int* count, MPI_Request* requests, int* flag, MPI_Status* statuses, int* ierror),
+                  with_logical(staged::test_all(*count, requests, flag, status_of_c(statuses)),
+                               flag),
+                  count, requests, flag, statuses)
+TRIB_REQUESTS_F08(
+    testany,
+    (int* count, MPI_Request* requests, int* index, int* flag, MPI_Status* status, int* ierror),
+    with_logical(with_index(staged::test_any(*count, requests, index, flag, status_of_c(status)),
+                            index),
+                 flag),
+    count, requests, index, flag, status)
+TRIB_REQUESTS_F08(
+    testsome,
+    (int* count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses, int* ierror),
+    with_indices(staged::test_some(*count, requests, done, indices, status_of_c(statuses)), done,
+                 indices),
+    count, requests, done, indices, statuses)
+TRIB_REQUESTS_F08(request_free, (MPI_Request * request, int* ierror), staged::free_request(request),
+                  request)
+TRIB_REQUESTS_F08(cancel, (MPI_Request * request, int* ierror), cancel(request), request)
+TRIB_REQUESTS_F08(request_get_status,
+                  (MPI_Request * request, int* flag, MPI_Status* status, int* ierror),
+                  with_logical(staged::get_status(*request, flag, status_of_c(status)), flag),
+                  request, flag, status)
+#if TRIB_MPI_STATUS_LISTS
+TRIB_REQUESTS_F08(
+    request_get_status_all,
+    (int* count, MPI_Request* requests, int* flag, MPI_Status* statuses, int* ierror),
+    with_logical(staged::get_status_all(*count, requests, flag, status_of_c(statuses)), flag),
+    count, requests, flag, statuses)
+TRIB_REQUESTS_F08(request_get_status_any,
+                  (int* count, MPI_Request* requests, int* index, int* flag, MPI_Status* status,
+                   int* ierror),
+                  with_logical(with_index(staged::get_status_any(*count, requests, index, flag,
+                                                                 status_of_c(status)),
+                                          index),
+                               flag),
+                  count, requests, index, flag, status)
+TRIB_REQUESTS_F08(
+    request_get_status_some,
+    (int* count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses, int* ierror),
+    with_indices(staged::get_status_some(*count, requests, done, indices, status_of_c(statuses)),
+                 done, indices),
+    count, requests, done, indices, statuses)
+#endif
 
 #endif
 

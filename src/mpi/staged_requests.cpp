@@ -2,14 +2,18 @@
 #include "mpi/staged_requests.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "base/log.hpp"
 #include "mpi/handle_map.hpp"
 #include "mpi/immortal.hpp"
 #include "mpi/library.hpp"
+#include "mpi/lifetime.hpp"
 #include "mpi/report.hpp"
 #include "mpi/requests.hpp"
 #include "mpi/staging.hpp"
@@ -165,7 +169,8 @@ class Statuses {
   MPI_Status* statuses_;
 };
 
-/// Makes `call(statuses)`, after which `report(reported, statuses)` says what it has reported.
+/// Makes `call(statuses)`, after which `report(reported, statuses)` says what it has reported: of a
+/// call that the MPI refuses, nothing.
 template <class Call, class Report>
 int complete(int count, const MPI_Request* requests, bool are_kept, MPI_Status* wanted,
              const MPI_Status* ignore, Call&& call, Report&& report) {
@@ -221,6 +226,25 @@ int begin(int count, const MPI_Request* requests, Call&& call) {
 
 // -------------------------------------------------------------------------------- where they begin
 
+namespace {
+
+/// The end of such requests would not be seen.
+void warn_if_passed_by() {
+  static std::atomic<bool> is_said{false};
+  if (is_said.load(std::memory_order_relaxed) || is_said.exchange(true)) return;
+  std::string what = what_passes_by();
+#if TRIB_MPI_ABI
+  if (is_begun_in_fortran) what = "mpi_f08 of Intel MPI calls PMPI_Wait and its like";
+#endif
+  if (!what.empty())
+    log(Config::Log::warn,
+        "what nonblocking and persistent calls of the MPI write to a GPU stays in host memory, as "
+        "waits for them are not seen: " +
+            what);
+}
+
+}  // namespace
+
 int keep(std::unique_ptr<HostCopies> copies, bool is_persistent, MPI_Comm comm,
          MPI_Request* request) {
   if (!is_persistent) {
@@ -238,6 +262,7 @@ int keep(std::unique_ptr<HostCopies> copies, bool is_persistent, MPI_Comm comm,
       return MPI_SUCCESS;
     }
   }
+  warn_if_passed_by();
   auto record =
       std::make_unique<Record>(*request, comm, std::move(copies), is_persistent, !is_persistent);
   put(record.get());
@@ -315,21 +340,30 @@ int wait_all(int count, MPI_Request* requests, MPI_Status* statuses) {
 int wait_any(int count, MPI_Request* requests, int* index, MPI_Status* status) {
   return complete(
       count, requests, false, status, MPI_STATUS_IGNORE,
-      [&](MPI_Status* its) { return mpi::wait_any(count, requests, index, its); },
+      [&](MPI_Status* its) {
+        *index = MPI_UNDEFINED;
+        return mpi::wait_any(count, requests, index, its);
+      },
       [&](Reported& reported, const MPI_Status* its) { reported.one(*index, its); });
 }
 
 int wait_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses) {
   return complete(
       count, requests, false, statuses, MPI_STATUSES_IGNORE,
-      [&](MPI_Status* its) { return mpi::wait_some(count, requests, done, indices, its); },
+      [&](MPI_Status* its) {
+        *done = 0;
+        return mpi::wait_some(count, requests, done, indices, its);
+      },
       [&](Reported& reported, const MPI_Status* its) { reported.some(*done, indices, its); });
 }
 
 int test(MPI_Request* request, int* flag, MPI_Status* status) {
   return complete(
       1, request, false, status, MPI_STATUS_IGNORE,
-      [&](MPI_Status* its) { return mpi::test(request, flag, its); },
+      [&](MPI_Status* its) {
+        *flag = 0;
+        return mpi::test(request, flag, its);
+      },
       [&](Reported& reported, const MPI_Status* its) {
         if (*flag) reported.one(0, its);
       });
@@ -347,7 +381,11 @@ int test_all(int count, MPI_Request* requests, int* flag, MPI_Status* statuses) 
 int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status* status) {
   return complete(
       count, requests, false, status, MPI_STATUS_IGNORE,
-      [&](MPI_Status* its) { return mpi::test_any(count, requests, index, flag, its); },
+      [&](MPI_Status* its) {
+        *flag = 0;
+        *index = MPI_UNDEFINED;
+        return mpi::test_any(count, requests, index, flag, its);
+      },
       [&](Reported& reported, const MPI_Status* its) {
         if (*flag) reported.one(*index, its);
       });
@@ -356,14 +394,20 @@ int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status
 int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses) {
   return complete(
       count, requests, false, statuses, MPI_STATUSES_IGNORE,
-      [&](MPI_Status* its) { return mpi::test_some(count, requests, done, indices, its); },
+      [&](MPI_Status* its) {
+        *done = 0;
+        return mpi::test_some(count, requests, done, indices, its);
+      },
       [&](Reported& reported, const MPI_Status* its) { reported.some(*done, indices, its); });
 }
 
 int get_status(MPI_Request request, int* flag, MPI_Status* status) {
   return complete(
       1, &request, true, status, MPI_STATUS_IGNORE,
-      [&](MPI_Status* its) { return mpi::get_status(request, flag, its); },
+      [&](MPI_Status* its) {
+        *flag = 0;
+        return mpi::get_status(request, flag, its);
+      },
       [&](Reported& reported, const MPI_Status* its) {
         if (*flag) reported.one(0, its);
       });
@@ -382,7 +426,11 @@ int get_status_any(int count, const MPI_Request* requests, int* index, int* flag
                    MPI_Status* status) {
   return complete(
       count, requests, true, status, MPI_STATUS_IGNORE,
-      [&](MPI_Status* its) { return mpi::get_status_any(count, requests, index, flag, its); },
+      [&](MPI_Status* its) {
+        *flag = 0;
+        *index = MPI_UNDEFINED;
+        return mpi::get_status_any(count, requests, index, flag, its);
+      },
       [&](Reported& reported, const MPI_Status* its) {
         if (*flag) reported.one(*index, its);
       });
@@ -392,7 +440,10 @@ int get_status_some(int count, const MPI_Request* requests, int* done, int* indi
                     MPI_Status* statuses) {
   return complete(
       count, requests, true, statuses, MPI_STATUSES_IGNORE,
-      [&](MPI_Status* its) { return mpi::get_status_some(count, requests, done, indices, its); },
+      [&](MPI_Status* its) {
+        *done = 0;
+        return mpi::get_status_some(count, requests, done, indices, its);
+      },
       [&](Reported& reported, const MPI_Status* its) { reported.some(*done, indices, its); });
 }
 

@@ -38,6 +38,19 @@ foreach(family mpich openmpi)
     trib_mpi_test(fortran-${name}-local ${mpi} 2 --env TRIB_STATS=1 --expect "fortran: fine" --expect "  reduce_scatter_block "
                   --expect "  user-defined operator " -- ${CMAKE_CURRENT_BINARY_DIR}/mpi_local ${program}.so)
   endforeach()
+  if(family STREQUAL mpich)
+    set(program ${CMAKE_CURRENT_BINARY_DIR}/fortran_staged_${family})
+    add_custom_command(OUTPUT ${program}
+      COMMAND ${TRIB_FORTRAN_${family}} -O1 -w -cpp -fallow-argument-mismatch -J${CMAKE_CURRENT_BINARY_DIR}
+              ${CMAKE_CURRENT_SOURCE_DIR}/fortran/staged.F90 -o ${program}
+      DEPENDS fortran/staged.F90)
+    add_custom_target(build_fortran_staged_${family} ALL DEPENDS ${program})
+    add_dependencies(mpi_tests build_fortran_staged_${family})
+    trib_mpi_gpu_test(fortran-staged ${mpi} 1,2,3 --expect "things checked" ${program})
+    trib_mpi_protected_test(fortran-staged-protected ${mpi} 1,2,3 --env TRIB_STATS=1 --expect "things checked"
+                            --expect "GPU buffers through host memory" ${program})
+    trib_mpi_test(fortran-staged-without ${mpi} 1,2 --no-preload --expect "things checked" -- ${program} host)
+  endif()
   if(TARGET mpi_communicators_${family} AND NOT TRIB_PRELOADS STREQUAL "")
     # The same library under the system's older MPI, in C.
     find_program(TRIB_CXX_${family} mpicxx.${family} DOC "C++ compiler of the system's MPI, for tests")

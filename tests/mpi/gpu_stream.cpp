@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "gpu_stream.hpp"
@@ -102,6 +103,20 @@ void copies(trib_comm* comm) {
       }
     }
   }
+}
+
+/// A thread that has made no call of CUDA before, so that no context is current there.
+void in_another_thread(trib_comm* comm) {
+  constexpr std::size_t kCount = 1000;
+  Buffer in(kCount), out(kCount);
+  in.fill(1);
+  std::thread([&] {
+    CHECK(API(trib_allreduce)(in.data, out.data, kCount, TRIB_FLOAT32, TRIB_SUM, comm, nullptr) ==
+              TRIB_SUCCESS,
+          "%s", last_error().c_str());
+  }).join();
+  CHECK(Gpu::get().call("cuStreamSynchronize", static_cast<void*>(nullptr)) == 0, "");
+  expect(out, 0, kCount, 1, "in another thread");
 }
 
 /// A type of the API, as far as small whole numbers go.
@@ -495,6 +510,8 @@ int main(int argc, char** argv) {
   passed("every collective, in place and not");
   copies(comm);
   passed("allgather and broadcast");
+  if (size == 1) in_another_thread(comm);
+  passed("a thread without a context");
   types(comm);
   passed("every type with every operator");
   back_to_back(comm);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace trib {
@@ -47,6 +48,7 @@ class Device final : public DeviceBackend {
   }
   void* allocate_host(std::size_t bytes) const override {
     if (is_exhausted) return nullptr;
+    if (comes_again != nullptr) return std::exchange(comes_again, nullptr);
     void* const memory = std::malloc(bytes);  // untouched, it costs nothing
     const std::lock_guard lock(mutex);
     areas[static_cast<const char*>(memory)] = bytes;
@@ -63,6 +65,7 @@ class Device final : public DeviceBackend {
   mutable std::map<const char*, std::size_t> areas;
   mutable int allocations = 0;
   bool is_exhausted = false;
+  mutable void* comes_again = nullptr;
 };
 
 TEST(PinnedPool, GivesTheSameMemoryAgain) {
@@ -130,6 +133,37 @@ TEST(PinnedPool, ForgetsMemoryThatIsGone) {
   EXPECT_NE(pool.take(device, again), nullptr);
   EXPECT_EQ(device.allocations, 2);
   EXPECT_EQ(pool.held(), again);
+}
+
+TEST(PinnedPool, TellsMemoryOfTheProgramAtTheSameAddress) {
+  Device device;
+  PinnedPool pool;
+  for (const std::size_t wanted : {std::size_t{1000}, std::size_t{1} << 20}) {
+    std::size_t bytes = wanted;
+    auto* const memory = static_cast<char*>(pool.take(device, bytes));
+    pool.give_back(memory, bytes);
+    // The device is reset, and the program pins the same pages, which are new.
+    std::memset(memory, 0, device.areas[memory]);
+    std::size_t again = wanted;
+    EXPECT_NE(pool.take(device, again), memory);
+  }
+}
+
+TEST(PinnedPool, HasNothingTwiceInASlabThatCameAgain) {
+  Device device;
+  PinnedPool pool;
+  std::size_t bytes = 4096;
+  auto* const memory = static_cast<char*>(pool.take(device, bytes));
+  pool.give_back(memory, bytes);
+  std::memset(memory, 0, device.areas[memory]);
+  device.comes_again = memory;  // where the pool's next slab lies
+  std::size_t other = 256;
+  char* const first = static_cast<char*>(pool.take(device, other));
+  EXPECT_EQ(first, memory);
+  EXPECT_EQ(other, 256);
+  bytes = 4096;
+  auto* const second = static_cast<char*>(pool.take(device, bytes));
+  EXPECT_TRUE(second < memory || second >= memory + device.areas[memory]);
 }
 
 TEST(StagingBuffer, TakesOrdinaryMemoryWhereThereIsNoPinned) {

@@ -144,10 +144,9 @@ class Cuda final : public DeviceBackend {
   bool load() const override { return load_driver() != nullptr; }
 
   void copy(void* to, const void* from, std::size_t bytes) const override {
-    const CUcontext context = where(to) == Memory::device ? context_of(to) : context_of(from);
-    const Current current(context);
+    const Current current(context_for_copy(to, from));
     const CopyStream stream;
-    enqueue_copy(to, from, bytes, stream.get());
+    enqueue(to, from, bytes, stream.get());
     stream.wait();
   }
 
@@ -159,16 +158,29 @@ class Cuda final : public DeviceBackend {
     for (const Rows& rows : pieces)
       if (rows.count == 1 || !enqueue_rows(rows, is_up, stream.get()))
         for (std::size_t row = 0; row < rows.count; ++row)
-          enqueue_copy(static_cast<std::byte*>(rows.to) + row * rows.pitch,
-                       static_cast<const std::byte*>(rows.from) + row * rows.pitch, rows.width,
-                       stream.get());
+          enqueue(static_cast<std::byte*>(rows.to) + row * rows.pitch,
+                  static_cast<const std::byte*>(rows.from) + row * rows.pitch, rows.width,
+                  stream.get());
     stream.wait();
   }
 
   void enqueue_copy(void* to, const void* from, std::size_t bytes, Stream stream) const override {
+    CUcontext now = nullptr;
+    std::optional<Current> current;
+    // In a thread of the program's that has made no call of CUDA yet.
+    if (driver()->cuCtxGetCurrent_(&now) != CUDA_SUCCESS || now == nullptr)
+      current.emplace(context_for_copy(to, from));
+    enqueue(to, from, bytes, static_cast<CUstream>(stream));
+  }
+
+  CUcontext context_for_copy(const void* to, const void* from) const {
+    return context_of(where(to) == Memory::device ? to : from);
+  }
+
+  /// In a context.
+  static void enqueue(void* to, const void* from, std::size_t bytes, CUstream stream) {
     check(driver()->cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(to),
-                                   reinterpret_cast<CUdeviceptr>(from), bytes,
-                                   static_cast<CUstream>(stream)),
+                                   reinterpret_cast<CUdeviceptr>(from), bytes, stream),
           "cannot enqueue a copy");
   }
 
