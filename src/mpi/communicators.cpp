@@ -211,6 +211,19 @@ const Config& settings_of_process() {
   return settings.config;
 }
 
+bool may_hide_refusals([[maybe_unused]] MPI_Comm comm) {
+#if TRIB_MPI_OPENMPI
+  return false;
+#else
+  const Library& mpi = library();
+  MPI_Errhandler handler{};
+  if (mpi.Comm_get_errhandler(comm, &handler) != MPI_SUCCESS) return false;
+  const bool is_of_program = handler != MPI_ERRORS_ARE_FATAL && handler != MPI_ERRORS_RETURN;
+  mpi.Errhandler_free(&handler);
+  return is_of_program;
+#endif
+}
+
 Freeing::Freeing(MPI_Comm comm) {
   static std::atomic<std::uint64_t> last = 0x6672656564ull << 20;
   serial_ = ++last;

@@ -77,6 +77,9 @@ inline void check_usable(const Member& member) {
 /// throws what the call does.
 int end_with_error(MPI_Comm comm, const std::exception& error, bool is_in_mpi);
 
+/// Whether what the MPI refuses on `comm` may return as if it had not, see kUnwritten.
+bool may_hide_refusals(MPI_Comm comm);
+
 /// Stands around the MPI's own MPI_Comm_free and MPI_Comm_disconnect. MPIs delete the newest
 /// attributes first: where the program reduces in a callback of an older one, our attribute and the
 /// Member are gone, and on another rank it may be a newer one. A new Member's attribute would come

@@ -4,6 +4,8 @@
 // on as they came.
 #include "mpi/intercept.hpp"
 
+#include <utility>
+
 #include "mpi/allocations.hpp"
 #include "mpi/emulation.hpp"
 #include "mpi/library.hpp"
@@ -133,13 +135,19 @@ int pass(Words... words) {
   return status;
 }
 
-/// A call that makes the communicator `child` of another.
+/// A call that makes the communicator `child` of another. No MPI has a handle of zero: where it
+/// stays, the call was refused, see kUnwritten.
 template <class... Words>
 int with_child(Entry entry, Word parent, Word child, Words... words) {
   const Library& mpi = library();
+  auto* const its = reinterpret_cast<MPI_Comm*>(child);
+  if (!mpi.is_ours || !its) return mpi.call(entry, words...);
+  const MPI_Comm before = std::exchange(*its, from_word<MPI_Comm>(0));
   const int status = mpi.call(entry, words...);
-  if (mpi.is_ours && status == MPI_SUCCESS)
-    adopt(from_word<MPI_Comm>(parent), *reinterpret_cast<const MPI_Comm*>(child));
+  if (*its == from_word<MPI_Comm>(0))
+    *its = before;
+  else if (status == MPI_SUCCESS)
+    adopt(from_word<MPI_Comm>(parent), *its);
   return status;
 }
 

@@ -27,6 +27,11 @@ inline bool may_be_refused(const Call& call, Decline reason) {
   }
 }
 
+/// Whether the MPI has refused a call that was left to it and returned `status`.
+inline bool was_refused(const Call& call, Decline reason, int status) {
+  return status != MPI_SUCCESS || (may_hide_refusals(call.comm) && may_be_refused(call, reason));
+}
+
 /// Looks at the arguments before ranks meet to set the communicator up: the others may not come.
 inline std::optional<Decline> refusal_before_set_up(const Call& call, const Member& member) {
   Request request;
@@ -43,7 +48,9 @@ int announced(const Call& call, Decline reason, const Announce& announce,
   if (!is_judged_first) announce();
   const int status = original();
   // Of other reasons it is known that the MPI refuses them. See kUnwritten.
-  if (is_judged_first && reason == Decline::bad_argument && status == MPI_SUCCESS) announce();
+  if (is_judged_first && reason == Decline::bad_argument && status == MPI_SUCCESS &&
+      !may_hide_refusals(call.comm))
+    announce();
   return status;
 }
 

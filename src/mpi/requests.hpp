@@ -135,7 +135,7 @@ int post(const Call& call, MPI_Request* request, Original original) {
     if (!member || !request) return mpis(call);  // the MPI says what is wrong
     const auto leave = [&](Decline reason) {
       const int status = leave_request_to_mpi(call, reason, request, mpis);
-      if (status != MPI_SUCCESS) return status;
+      if (was_refused(call, reason, status)) return status;
       member->has_used_requests = true;
       ask_unless_ready(*member, reason);
       return status;
@@ -166,7 +166,7 @@ int prepare(const Call& call, MPI_Request* request, Original original) {
     if (!member || !request) return mpis(call);  // the MPI says what is wrong
     const auto leave = [&](Decline reason) {
       const int status = leave_request_to_mpi(call, reason, request, mpis);
-      if (status == MPI_SUCCESS) member->has_used_requests = true;
+      if (!was_refused(call, reason, status)) member->has_used_requests = true;
       return status;
     };
     if (member->declined == Decline::not_set_up && !is_job_mixed()) {
