@@ -217,7 +217,7 @@ bool may_hide_refusals([[maybe_unused]] MPI_Comm comm) {
 #else
   const Library& mpi = library();
   MPI_Errhandler handler{};
-  if (mpi.Comm_get_errhandler(comm, &handler) != MPI_SUCCESS) return false;
+  if (comm == MPI_COMM_NULL || mpi.Comm_get_errhandler(comm, &handler) != MPI_SUCCESS) return false;
   const bool is_of_program = handler != MPI_ERRORS_ARE_FATAL && handler != MPI_ERRORS_RETURN;
   mpi.Errhandler_free(&handler);
   return is_of_program;

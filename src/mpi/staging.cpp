@@ -266,16 +266,6 @@ bool add(Pieces& pieces, const Blocks& blocks, MPI_Comm comm) {
   return is_known;
 }
 
-/// Whether a call on `comm` that fails may return as if it had not. See kUnwritten.
-bool may_fail_unseen(MPI_Comm comm) {
-  const Library& mpi = library();
-  MPI_Errhandler handler{};
-  if (comm == MPI_COMM_NULL || mpi.Comm_get_errhandler(comm, &handler) != MPI_SUCCESS) return false;
-  const bool is_of_program = handler != MPI_ERRORS_ARE_FATAL && handler != MPI_ERRORS_RETURN;
-  mpi.Errhandler_free(&handler);
-  return is_of_program;
-}
-
 bool is_in_place(Word word) { return word == to_word(MPI_IN_PLACE); }
 
 /// Who takes part in a call, seen from this rank.
@@ -556,7 +546,7 @@ class HostCopies::Maker {
     // What is not overwritten, in a gap, in an element that comes in part, or by a call that fails
     // unseen, comes back as it was.
     if (!plan.is_read_anyway && !plan.written.empty() &&
-        (!is_known || (is_message && !plan.written[0].layout.is_plain) || may_fail_unseen(comm)))
+        (!is_known || (is_message && !plan.written[0].layout.is_plain) || may_hide_refusals(comm)))
       add(result.read, plan.written, comm);
     return result;
   }
