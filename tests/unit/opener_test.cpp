@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "support/calls.hpp"
-#include "support/sanitizer.hpp"
+#include "support/stand_in_device.hpp"
 #include "support/thread_ranks.hpp"
 
 namespace trib {
@@ -101,17 +101,12 @@ class StandInChannel final : public DeviceChannel {
   const int rank_;
 };
 
-class StandIn final : public DeviceBackend {
+class StandIn final : public test::StandInDevice {
  public:
-  std::string_view name() const override { return "test"; }
-  std::string hardware() const override { return "stand-in"; }
-  std::string describe() const override { return ""; }
-  bool is_in_use() const override { return true; }
   Memory where(const void* pointer) const override {
     if (pointer == nullptr) return Memory::none;
     return memories.device_of(pointer) != 0 ? Memory::device : Memory::host;
   }
-  bool is_defined(Op, Dtype) const override { return true; }
   std::unique_ptr<DeviceChannel> open(Bootstrap& bootstrap, const Config& config, const void*,
                                       std::string& why) override {
     openings.fetch_add(1);
@@ -128,16 +123,6 @@ class StandIn final : public DeviceBackend {
   std::uint64_t device_of(const void* pointer) const override {
     return memories.device_of(pointer);
   }
-  bool load() const override { return true; }
-  using DeviceBackend::copy;
-  void copy(void* to, const void* from, std::size_t bytes) const override {
-    std::memcpy(to, from, bytes);
-  }
-  void enqueue_copy(void* to, const void* from, std::size_t bytes, Stream) const override {
-    copy(to, from, bytes);
-  }
-  void* allocate_host(std::size_t bytes) const override { return std::malloc(bytes); }
-  void free_host(void* pointer) const noexcept override { std::free(pointer); }
 } stand_in;
 
 Memory StandInChannel::where(const void* pointer) const { return stand_in.where(pointer); }

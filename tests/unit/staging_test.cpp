@@ -11,20 +11,18 @@
 #include <utility>
 #include <vector>
 
+#include "support/stand_in_device.hpp"
+
 namespace trib {
 namespace {
 
 /// Counts what is asked of it.
-class Device final : public DeviceBackend {
+class Device final : public test::StandInDevice {
  public:
   /// Pools keep what they have.
   ~Device() override {
     for (const auto& [memory, bytes] : areas) std::free(const_cast<char*>(memory));  // NOLINT
   }
-  std::string_view name() const override { return "test"; }
-  std::string hardware() const override { return "stand-in"; }
-  std::string describe() const override { return ""; }
-  bool is_in_use() const override { return true; }
   Memory where(const void* pointer) const override {
     const std::lock_guard lock(mutex);
     auto found = areas.upper_bound(static_cast<const char*>(pointer));
@@ -32,19 +30,6 @@ class Device final : public DeviceBackend {
     --found;
     return static_cast<const char*>(pointer) < found->first + found->second ? Memory::pinned
                                                                             : Memory::host;
-  }
-  bool is_defined(Op, Dtype) const override { return false; }
-  std::unique_ptr<DeviceChannel> open(Bootstrap&, const Config&, const void*,
-                                      std::string&) override {
-    return nullptr;
-  }
-  bool load() const override { return true; }
-  using DeviceBackend::copy;
-  void copy(void* to, const void* from, std::size_t bytes) const override {
-    std::memcpy(to, from, bytes);
-  }
-  void enqueue_copy(void* to, const void* from, std::size_t bytes, Stream) const override {
-    copy(to, from, bytes);
   }
   void* allocate_host(std::size_t bytes) const override {
     if (is_exhausted) return nullptr;
