@@ -20,7 +20,7 @@ namespace {
 Config agree_on_settings(Bootstrap& bootstrap) {
   struct Report {
     int rank, size;
-    Config config;
+    Config config{};
     bool is_good = true;
     Code code{};
     char failure[256] = {};
