@@ -59,8 +59,8 @@ bool wait_for(MPI_Request& request, double timeout, const std::function<void()>&
   }
 }
 
-MpiBootstrap::MpiBootstrap(MPI_Comm comm, int rank, int size, double timeout)
-    : comm_(comm), rank_(rank), size_(size), timeout_(timeout) {
+MpiBootstrap::MpiBootstrap(MPI_Comm comm, int rank, int size, double timeout, Exchanges exchanges)
+    : comm_(comm), rank_(rank), size_(size), timeout_(timeout), exchanges_(exchanges) {
   find_in_world();
 }
 
@@ -134,6 +134,11 @@ constexpr char kWell = 0, kFailed = 1;  // what ranks say of themselves
 /// need not know which one the others are in: what it says of itself, and as much of its data as
 /// has room. Most exchanges of a set-up have no more.
 constexpr std::size_t kFrame = 512;
+
+int gather_blocking(const char* mine, char* all, int bytes, MPI_Comm comm) {
+  return library().call(Entry::Allgather, to_word(mine), Word{bytes}, to_word(MPI_BYTE),
+                        to_word(all), Word{bytes}, to_word(MPI_BYTE), to_word(comm));
+}
 }  // namespace
 
 void MpiBootstrap::exchange(const void* mine, void* all, std::size_t bytes) {
@@ -164,6 +169,10 @@ void MpiBootstrap::exchange(const void* mine, void* all, std::size_t bytes) {
 /// still write to them, and then they are left to it. Throws ExchangeFailed.
 void MpiBootstrap::gather(Buffers& buffers, const char* mine, char* all, std::size_t bytes) const {
   try {
+    if (exchanges_ == Exchanges::blocking) {
+      check(gather_blocking(mine, all, static_cast<int>(bytes), comm()), "MPI_Allgather");
+      return;
+    }
     MPI_Request request;
     check(library().Iallgather(mine, static_cast<int>(bytes), MPI_BYTE, all,
                                static_cast<int>(bytes), MPI_BYTE, comm(), &request),
@@ -196,7 +205,7 @@ void MpiBootstrap::end_set_up() {
   is_set_up_ = true;
 }
 
-void MpiBootstrap::tell_failure(MPI_Comm comm) noexcept {
+void MpiBootstrap::tell_failure(MPI_Comm comm, Exchanges exchanges) noexcept {
   static const char mine[kFrame] = {kFailed};
   const Library& mpi = library();
   int size = 0;
@@ -206,6 +215,11 @@ void MpiBootstrap::tell_failure(MPI_Comm comm) noexcept {
   void* const frames =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (frames == MAP_FAILED) return;
+  if (exchanges == Exchanges::blocking) {
+    gather_blocking(mine, static_cast<char*>(frames), kFrame, comm);
+    ::munmap(frames, bytes);
+    return;
+  }
   MPI_Request request;
   if (mpi.Iallgather(mine, kFrame, MPI_BYTE, frames, kFrame, MPI_BYTE, comm, &request) !=
       MPI_SUCCESS)

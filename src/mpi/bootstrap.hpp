@@ -22,23 +22,34 @@ class ExchangeFailed : public Error {
   using Error::Error;
 };
 
+/// How its ranks exchange.
+enum class Exchanges {
+  nonblocking,  ///< with a look at who is alive and at the time limit
+  /// Open MPI counts nonblocking collectives of a communicator to tell their messages apart, those
+  /// too that its MPI_Comm_idup makes when something of it is done: ranks that make one meanwhile
+  /// count differently.
+  blocking
+};
+
 /// Until end_set_up() ranks tell each other at the beginning of each exchange that they are well. A
 /// rank that fails where the others go on says so by tell_failure(), once, in place of its next
 /// one.
 class MpiBootstrap : public Bootstrap {
  public:
-  MpiBootstrap(MPI_Comm comm, int rank, int size, double timeout);
+  MpiBootstrap(MPI_Comm comm, int rank, int size, double timeout, Exchanges exchanges);
 
   /// Collective: the last occasion for tell_failure(). Throws ExchangeFailed.
   void end_set_up();
   /// Of a rank of `comm`, which others set up.
-  static void tell_failure(MPI_Comm comm) noexcept;
+  static void tell_failure(MPI_Comm comm, Exchanges exchanges) noexcept;
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void exchange(const void* mine, void* all, std::size_t bytes) override;
   void watch(std::function<void()> look) override { look_ = std::move(look); }
   void progress() override;
+  /// The same on all ranks.
+  void exchange_by(Exchanges exchanges) { exchanges_ = exchanges; }
   /// Says which process is which rank: exchange() looks from then on whether all live, and gives up
   /// if one does not. Those of MPI_COMM_WORLD are known in all communicators made later.
   void know(std::vector<ProcessId> processes);
@@ -62,6 +73,7 @@ class MpiBootstrap : public Bootstrap {
   std::atomic<MPI_Comm> comm_;
   int rank_, size_;
   double timeout_;  // seconds, 0: none
+  Exchanges exchanges_;
   bool is_set_up_ = false;
   std::function<void()> look_;        // watch()'s
   std::vector<ProcessId> processes_;  // empty: not known

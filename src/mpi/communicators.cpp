@@ -173,7 +173,8 @@ void do_or_tell(MPI_Comm comm, const Step& step) {
   } catch (const ExchangeFailed&) {
     throw;
   } catch (...) {
-    MpiBootstrap::tell_failure(comm);
+    const Member* const member = find_member(comm);
+    MpiBootstrap::tell_failure(comm, member ? member->exchanges : Exchanges::nonblocking);
     throw;
   }
 }
@@ -188,8 +189,8 @@ void set_up(MPI_Comm comm, Member& member) {
   const Config& config = member.config ? *member.config : read_settings_once().config;
   do_or_fail(member, [&] {
     do_or_tell(comm, [&] {
-      auto bootstrap =
-          std::make_unique<MpiBootstrap>(comm, member.rank, member.size, config.timeout);
+      auto bootstrap = std::make_unique<MpiBootstrap>(comm, member.rank, member.size,
+                                                      config.timeout, member.exchanges);
       MpiBootstrap* const its_bootstrap = bootstrap.get();
       agree_on_settings(*bootstrap, member);
       auto communicator =
@@ -374,7 +375,8 @@ void change_setting(MPI_Comm comm, const char* variable, const char* value) {
   // A value that one rank refuses holds on none, and no rank is left waiting.
   std::vector<char> all;
   do_or_tell(comm, [&] {
-    MpiBootstrap bootstrap(comm, member->rank, member->size, read_settings_once().config.timeout);
+    MpiBootstrap bootstrap(comm, member->rank, member->size, read_settings_once().config.timeout,
+                           member->exchanges);
     const char mine = trouble.empty();
     all.resize(static_cast<std::size_t>(member->size));
     bootstrap.exchange(&mine, all.data(), 1);
@@ -412,6 +414,19 @@ void adopt(MPI_Comm parent, MPI_Comm child) noexcept {
   } catch (const std::exception&) {
     // As above.
   }
+}
+
+void note_idup([[maybe_unused]] MPI_Comm parent) noexcept {
+#if TRIB_MPI_OPENMPI
+  try {
+    Member* const member = look_up_member(parent);
+    if (!member) return;
+    member->exchanges = Exchanges::blocking;
+    if (member->bootstrap) member->bootstrap->exchange_by(Exchanges::blocking);
+  } catch (const std::exception&) {
+    // The first reduction finds the same missing.
+  }
+#endif
 }
 
 void begin_world() noexcept {

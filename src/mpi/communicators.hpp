@@ -12,14 +12,13 @@
 
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
+#include "mpi/bootstrap.hpp"
 #include "mpi/handle_map.hpp"
 #include "mpi/immortal.hpp"
 #include "mpi/mpi_header.hpp"
 #include "mpi/translate.hpp"
 
 namespace trib::mpi {
-
-class MpiBootstrap;
 
 struct Member {
   int rank = 0, size = 0;
@@ -48,6 +47,7 @@ struct Member {
   /// end with the world; those on a session's communicator need not.
   bool may_outlive_world = false;
   bool has_used_requests = false;  ///< nonblocking or persistent reductions
+  Exchanges exchanges{};           ///< the same on all ranks
   /// Children still to be prepared for them at once, though this one has not: a program that makes
   /// no blocking call on a communicator of its own gives no later occasion. Some only, as many
   /// programs make many. The same on all ranks.
@@ -132,6 +132,9 @@ inline void settle(MPI_Comm comm) noexcept {
 /// The same for a communicator that has just come to be: if its parent used such calls, it may; and
 /// for the first few made of MPI_COMM_WORLD and of these.
 void adopt(MPI_Comm parent, MPI_Comm child) noexcept;
+/// MPI_Comm_idup on `parent` has begun, see Exchanges. What it makes is set up when it is first
+/// used.
+void note_idup(MPI_Comm parent) noexcept;
 /// A later blocking call on its communicator is to settle().
 void ask_to_settle(Member& member);
 /// Collective: prepares `member`, which serves reductions, for nonblocking ones, also on devices.

@@ -219,6 +219,13 @@ void enter(const FortranFunction& original, const Arguments& arguments) {
   if (ierror) *ierror = status;
 }
 
+void idup(const FortranFunction& original, int* comm, int* child, int* request, int* ierror) {
+  const Library& mpi = library();
+  const int parent = *comm;
+  original(comm, child, request, ierror);
+  if (mpi.is_ours && (!ierror || *ierror == MPI_SUCCESS)) note_idup(mpi.Comm_f2c(parent));
+}
+
 void free_memory(const FortranFunction& original, void* block, int* ierror) {
   if (!free_shared(block)) return original(block, ierror);
   if (ierror) std::memset(ierror, 0, is_integer_int() ? sizeof(int) : 8);  // MPI_SUCCESS
@@ -516,6 +523,15 @@ TRIB_ALIASES(mpi_finalize, MPI_FINALIZE, (int*))
 TRIB_FREE_MEM(mpi_free_mem_, TRIB_SPELLINGS(mpi_free_mem, MPI_FREE_MEM))
 TRIB_ALIASES(mpi_free_mem, MPI_FREE_MEM, (void*, int*))
 TRIB_FREE_MEM(mpi_free_mem_f08_, {"mpi_free_mem_f08_", nullptr, nullptr, nullptr})
+
+#define TRIB_IDUP(name, ...)                                    \
+  void name(int* comm, int* child, int* request, int* ierror) { \
+    static constinit FortranFunction original(__VA_ARGS__);     \
+    trib::mpi::idup(original, comm, child, request, ierror);    \
+  }
+TRIB_IDUP(mpi_comm_idup_, TRIB_SPELLINGS(mpi_comm_idup, MPI_COMM_IDUP))
+TRIB_ALIASES(mpi_comm_idup, MPI_COMM_IDUP, (int*, int*, int*, int*))
+TRIB_IDUP(mpi_comm_idup_f08_, {"mpi_comm_idup_f08_", nullptr, nullptr, nullptr})
 
 #define TRIB_FREE_COMM(lower, upper)                                         \
   void lower##_(int* comm, int* ierror) {                                    \

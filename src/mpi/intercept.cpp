@@ -151,6 +151,16 @@ int with_child(Entry entry, Word parent, Word child, Words... words) {
   return status;
 }
 
+#if TRIB_MPI_OPENMPI
+template <class... Words>
+int idup(Entry entry, Word parent, Words... words) {
+  const Library& mpi = library();
+  const int status = mpi.call(entry, parent, words...);
+  if (mpi.is_ours && status == MPI_SUCCESS) note_idup(from_word<MPI_Comm>(parent));
+  return status;
+}
+#endif
+
 /// MPI_Comm_free and MPI_Comm_disconnect.
 int free_communicator(Entry entry, Word comm) {
   const Library& mpi = library();
@@ -352,6 +362,12 @@ TRIB_REPLACE(MPI_Cart_create,
                                           periods, reorder, child))
 TRIB_REPLACE(MPI_Cart_sub, (Word comm, Word remain, Word child),
              return trib::mpi::with_child(Entry::Cart_sub, comm, child, comm, remain, child))
+#if TRIB_MPI_OPENMPI
+TRIB_REPLACE(MPI_Comm_idup, (Word comm, Word child, Word request),
+             return trib::mpi::idup(Entry::Comm_idup, comm, child, request))
+TRIB_REPLACE(MPI_Comm_idup_with_info, (Word comm, Word info, Word child, Word request),
+             return trib::mpi::idup(Entry::Comm_idup_with_info, comm, info, child, request))
+#endif
 
 TRIB_REPLACE(MPI_Comm_free, (Word comm),
              return trib::mpi::free_communicator(Entry::Comm_free, comm))

@@ -30,7 +30,7 @@ namespace trib::mpi {
   X(Request_get_status_all) X(Request_get_status_any) X(Request_get_status_some)                          \
   X(Barrier) X(Alloc_mem) X(Free_mem)                                                                     \
   X(Comm_dup) X(Comm_dup_with_info) X(Comm_split) X(Comm_split_type) X(Comm_create)                       \
-  X(Cart_create) X(Cart_sub) X(Comm_free) X(Comm_disconnect)
+  X(Comm_idup) X(Comm_idup_with_info) X(Cart_create) X(Cart_sub) X(Comm_free) X(Comm_disconnect)
 
 // What else is called in the MPI. All of it is in MPI 3.
 #define TRIB_PMPI(X)                                                                                      \

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Every kind of communicator, many at once, freed in any order, and handles that are used again.
 #include <algorithm>
+#include <chrono>
 #include <csetjmp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
@@ -126,6 +128,32 @@ void reduce_while_freed(int rank) {
   MPI_Comm_free_keyval(&keyval);
 }
 
+/// What a reduction sets up goes by while MPI_Comm_idup of its communicator is under way: it must
+/// not be taken for that one's messages.
+void reduce_while_duplicated(int rank) {
+  for (int round = 0; round < 10; ++round) {
+    MPI_Comm parents[2], children[2];
+    MPI_Request requests[2];
+    for (MPI_Comm& parent : parents) MPI_Comm_dup(MPI_COMM_WORLD, &parent);
+    for (int i = 0; i < 2; ++i) MPI_Comm_idup(parents[i], &children[i], &requests[i]);
+    // On each rank as much of it has been done as has.
+    if ((rank + round) % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    int done;
+    if ((rank + round) % 2 == 0) MPI_Test(&requests[0], &done, MPI_STATUS_IGNORE);
+    for (const MPI_Comm parent : parents) reduce_on(parent);
+    std::vector<double> in(20000, rank), out(in.size());
+    MPI_Allreduce(in.data(), out.data(), static_cast<int>(in.size()), MPI_DOUBLE, MPI_MAX,
+                  parents[0]);
+    CHECK(out.back() == world_size() - 1, "%g", out.back());
+    MPI_Waitall(2, requests, MPI_STATUSES_IGNORE);
+    for (MPI_Comm* const both : {parents, children})
+      for (int i = 0; i < 2; ++i) {
+        reduce_on(both[i]);
+        MPI_Comm_free(&both[i]);
+      }
+  }
+}
+
 /// Of a communicator of its own; wrong ones are errors, and leave it as it was.
 void settings_of_its_own() {
   const auto set = tributary<int(MPI_Comm, const char*, const char*)>("trib_mpi_set");
@@ -224,6 +252,7 @@ int main(int argc, char** argv) {
 
   reduce_while_freed(rank);
   settings_of_its_own();
+  reduce_while_duplicated(rank);
 
   // An intercommunicator: the result comes from the other side.
   if (size >= 2) {
