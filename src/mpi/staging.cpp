@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <string_view>
 
@@ -270,9 +271,9 @@ bool is_in_place(Word word) { return word == to_word(MPI_IN_PLACE); }
 
 /// Who takes part in a call, seen from this rank.
 struct Group {
-  int rank = 0, size = 1;  // in the local group
-  int parts = 1;           // of a buffer with one for every rank
-  bool is_inter = false;
+  int rank = 0, size = 1;      // in the local group
+  int sent = 1, received = 1;  // parts of a buffer with one for every rank, or neighbour
+  bool is_inter = false, is_grid = false;
 };
 
 /// The arguments of a call, read by their letters.
@@ -283,27 +284,32 @@ class Arguments {
 
   /// False: the communicator is none, and the MPI says so.
   bool look_at_group() {
-    if (!prototype_.has('c') || prototype_.is_message()) return true;
+    if (!prototype_.has_communicator() || prototype_.is_message() || prototype_.is_packing())
+      return true;
     const Library& mpi = library();
-    const auto comm = from_word<MPI_Comm>(words_[prototype_.at('c')]);
+    const auto comm = communicator();
     int is_inter = 0;
     if (comm == MPI_COMM_NULL || mpi.Comm_test_inter(comm, &is_inter) != MPI_SUCCESS ||
         mpi.Comm_rank(comm, &group_.rank) != MPI_SUCCESS ||
         mpi.Comm_size(comm, &group_.size) != MPI_SUCCESS)
       return false;
-    group_.parts = group_.size;
+    if (prototype_.has('C')) return look_at_neighbors(comm);
     group_.is_inter = is_inter != 0;
-    return !is_inter || mpi.Comm_remote_size(comm, &group_.parts) == MPI_SUCCESS;
+    group_.sent = group_.size;
+    if (is_inter && mpi.Comm_remote_size(comm, &group_.sent) != MPI_SUCCESS) return false;
+    group_.received = group_.sent;
+    return true;
   }
 
   char letter(std::size_t argument) const { return letters_[argument]; }
   bool is_buffer(std::size_t argument) const {
-    return std::string_view("srbSRga").find(letters_[argument]) != std::string_view::npos;
+    return std::string_view("srbSRgakK").find(letters_[argument]) != std::string_view::npos;
   }
   /// The input is where the output is.
   bool is_in_place() const {
     const std::size_t input = letters_.find_first_of("sSa");
-    return input != std::string_view::npos && trib::mpi::is_in_place(words_[input]);
+    return input != std::string_view::npos && !prototype_.has('C') &&
+           trib::mpi::is_in_place(words_[input]);
   }
 
   bool is_rooted() const { return prototype_.has('@'); }
@@ -328,16 +334,20 @@ class Arguments {
   /// The elements of a buffer whose letter is, or for now counts as, `letter`. Empty: an argument
   /// is wrong, and the MPI says so.
   std::optional<Blocks> blocks(std::size_t argument, char letter) const {
+    if (letter == 'k' || letter == 'K') return form();
     const std::size_t counts = letters_.find_first_of("nN", argument);
     const std::size_t type = letters_.find_first_of("tT", counts);
     const std::size_t displacements = letters_.find_first_of("dDA", counts);
     const bool has_displacements = displacements < type;
     const bool has_counts = letters_[counts] == 'N';
     if (has_counts && words_[counts] == 0) return {};
+    const bool has_parts = letter == 'S' || letter == 'R';
+    const int parts = letter == 'S' ? group_.sent : group_.received;
     Blocks blocks;
-    if (has_counts && (letter == 'S' || letter == 'R')) {
-      for (int part = 0; part < group_.parts; ++part)
-        if (!add_part(blocks, counts, has_displacements ? displacements : counts, type, part))
+    if (has_parts && (has_counts || group_.is_grid)) {
+      for (int part = 0; part < parts; ++part)
+        if (!(letter == 'R' && is_beyond_grid(part)) &&
+            !add_part(blocks, counts, has_displacements ? displacements : counts, type, part))
           return {};
       return blocks;
     }
@@ -351,7 +361,7 @@ class Arguments {
       count += element(counts, rank);
     }
     if (count < 0) return {};
-    if (!has_counts && (letter == 'S' || letter == 'R')) count *= group_.parts;
+    if (has_parts) count *= parts;
     if (!has_counts && letter == 'a') count *= group_.size;
     if (!add_block(blocks, 0, count, from_word<MPI_Datatype>(words_[type]))) return {};
     return blocks;
@@ -362,23 +372,83 @@ class Arguments {
     const std::size_t counts = letters_.find_first_of("nN", argument);
     const std::size_t type = letters_.find_first_of("tT", counts);
     Blocks blocks;
-    if (letters_[counts] == 'N') {
-      if (words_[counts] == 0 ||
-          !add_part(blocks, counts, letters_.find_first_of("dDA", counts), type, group_.rank))
-        return {};
-    } else {
-      const auto datatype = from_word<MPI_Datatype>(words_[type]);
-      const auto layout = layout_of(datatype);
-      if (!layout || !add_block(blocks, group_.rank * number(counts) * layout->extent,
-                                number(counts), datatype))
-        return {};
-    }
+    if (words_[counts] == 0 && letters_[counts] == 'N') return {};
+    if (!add_part(blocks, counts, letters_.find_first_of("dDA", counts), type, group_.rank))
+      return {};
     return blocks;
   }
 
+  /// Where in a packed form the call goes on. Negative: nowhere.
+  std::ptrdiff_t position() const {
+    const std::size_t argument = prototype_.at('y');
+    return words_[argument] == 0 ? -1 : element(argument, 0, prototype_.has('e'));
+  }
+  /// A packed form ends before all elements can have been in it.
+  bool is_form_short() const {
+    return prototype_.is_packing() && most_packed() > form_bytes() - position();
+  }
+
  private:
-  std::ptrdiff_t number(std::size_t argument) const {
-    return width_ == 4 ? static_cast<int>(words_[argument]) : words_[argument];
+  MPI_Comm communicator() const { return from_word<MPI_Comm>(words_[prototype_.communicator()]); }
+
+  bool look_at_neighbors(MPI_Comm comm) {
+    const Library& mpi = library();
+    int topology = MPI_UNDEFINED, dimensions = 0, are_weighted = 0, status = MPI_ERR_TOPOLOGY;
+    if (mpi.Topo_test(comm, &topology) != MPI_SUCCESS) return false;
+    if (topology == MPI_CART) {
+      status = mpi.Cartdim_get(comm, &dimensions);
+      group_.sent = group_.received = 2 * dimensions;
+      group_.is_grid = true;
+    } else if (topology == MPI_GRAPH) {
+      status = mpi.Graph_neighbors_count(comm, group_.rank, &group_.sent);
+      group_.received = group_.sent;
+    } else if (topology == MPI_DIST_GRAPH) {
+      status = mpi.Dist_graph_neighbors_count(comm, &group_.received, &group_.sent, &are_weighted);
+    }
+    return status == MPI_SUCCESS;
+  }
+  /// Such a neighbour is MPI_PROC_NULL, from which nothing comes. (Two of each dimension.)
+  bool is_beyond_grid(int part) const {
+    if (!group_.is_grid) return false;
+    int before = 0, after = 0;
+    return library().Cart_shift(communicator(), part / 2, 1, &before, &after) == MPI_SUCCESS &&
+           (part % 2 == 0 ? before : after) == MPI_PROC_NULL;
+  }
+
+  std::ptrdiff_t form_bytes() const { return number(prototype_.at('z'), prototype_.has('e')); }
+  /// The most bytes that the call's elements have in packed form, as far as the MPI, which says it
+  /// with an int, can tell. Negative: an argument is wrong.
+  std::ptrdiff_t most_packed() const {
+    constexpr auto kUnknown = std::numeric_limits<std::ptrdiff_t>::max();
+    const Library& mpi = library();
+    const auto type = from_word<MPI_Datatype>(words_[prototype_.at('t')]);
+    const std::ptrdiff_t count = number(prototype_.at('n'));
+    const auto layout = layout_of(type);
+    if (!layout || count < 0) return -1;
+    if (layout->size < 0 || count > INT_MAX / std::max(layout->size, 1)) return kUnknown;
+    if (prototype_.has('e')) {
+      const auto* const representation = reinterpret_cast<const char*>(words_[prototype_.at('e')]);
+      MPI_Aint bytes = -1;
+      const int status =
+          mpi.Pack_external_size(representation, static_cast<int>(count), type, &bytes);
+      return status == MPI_SUCCESS ? bytes : -1;
+    }
+    int bytes = -1;
+    if (communicator() == MPI_COMM_NULL ||
+        mpi.Pack_size(static_cast<int>(count), type, communicator(), &bytes) != MPI_SUCCESS)
+      return -1;
+    return bytes;
+  }
+  /// What the call may read or write of a packed form.
+  std::optional<Blocks> form() const {
+    const std::ptrdiff_t at = position(), rest = form_bytes() - at;
+    Blocks blocks;
+    if (at < 0 || !add_block(blocks, at, std::min(most_packed(), rest), MPI_BYTE)) return {};
+    return blocks;
+  }
+
+  std::ptrdiff_t number(std::size_t argument, bool is_address = false) const {
+    return width_ == 4 && !is_address ? static_cast<int>(words_[argument]) : words_[argument];
   }
   std::ptrdiff_t element(std::size_t argument, int index, bool is_address = false) const {
     const auto* const list = reinterpret_cast<const void*>(words_[argument]);
@@ -396,10 +466,15 @@ class Arguments {
   }
   bool add_part(Blocks& blocks, std::size_t counts, std::size_t displacements, std::size_t type,
                 int part) const {
+    auto datatype = from_word<MPI_Datatype>(words_[type]);
+    if (letters_[counts] == 'n') {  // as many for each, one behind the other
+      const auto layout = layout_of(datatype);
+      const std::ptrdiff_t count = number(counts);
+      return layout && add_block(blocks, part * count * layout->extent, count, datatype);
+    }
     const std::ptrdiff_t count = element(counts, part);
     if (count == 0) return true;
     if (words_[displacements] == 0) return false;
-    auto datatype = from_word<MPI_Datatype>(words_[type]);
     if (letters_[type] == 'T') {
       if (words_[type] == 0) return false;
       datatype = reinterpret_cast<const MPI_Datatype*>(words_[type])[part];
@@ -493,6 +568,7 @@ class HostCopies::Maker {
       case 's':
       case 'S':
       case 'a':
+      case 'k':
         plan.read = *own;
         break;
       case 'b':
@@ -537,18 +613,32 @@ class HostCopies::Maker {
         reinterpret_cast<std::uintptr_t>(result.memory.get(device_, all.bytes() + 2 * kLine));
     const std::uintptr_t copy = (room + kLine - 1) / kLine * kLine + first % kLine;
     result.copy = moved(static_cast<Word>(copy), -all.begin);
-    const MPI_Comm comm =
-        prototype_.has('c') ? from_word<MPI_Comm>(words_[prototype_.at('c')]) : MPI_COMM_NULL;
+    const MPI_Comm comm = prototype_.has_communicator()
+                              ? from_word<MPI_Comm>(words_[prototype_.communicator()])
+                              : MPI_COMM_NULL;
     add(result.read, plan.read, comm);
     const bool is_known = add(result.written, plan.written, comm);
-    const bool is_message = prototype_.is_message() && !plan.written.empty();
-    if (is_message && is_known) result.incoming = incoming(plan.written[0], comm);
+    const bool is_message =
+        (prototype_.is_message() || prototype_.has('K')) && !plan.written.empty();
+    const bool has_length = is_message && is_known && tells_length(prototype_);
+    if (has_length) result.incoming = incoming(plan.written[0], comm);
     // What is not overwritten, in a gap, in an element that comes in part, or by a call that fails
     // unseen, comes back as it was.
     if (!plan.is_read_anyway && !plan.written.empty() &&
-        (!is_known || (is_message && !plan.written[0].layout.is_plain) || may_hide_refusals(comm)))
+        (!is_known || (is_message && !(has_length && plan.written[0].layout.is_plain)) ||
+         (prototype_.has('k') && arguments_.is_form_short()) || may_hide_refusals(comm)))
       add(result.read, plan.written, comm);
     return result;
+  }
+
+  /// MPICH 5.0.2 and Intel MPI 2021.18 put anything into the status of MPI_Isendrecv and
+  /// MPI_Isendrecv_replace.
+  static bool tells_length([[maybe_unused]] const Prototype& prototype) {
+#if TRIB_MPI_OPENMPI
+    return true;
+#else
+    return !(prototype.has('q') && std::ranges::count(prototype.text(), '.') == 2);
+#endif
   }
 
   static Incoming incoming(const Block& block, MPI_Comm comm) {
@@ -613,8 +703,13 @@ std::size_t bytes_of(const MPI_Status* status) {
 }  // namespace
 
 void HostCopies::fetch(const MPI_Status* status) const {
+  const bool is_message =
+      std::ranges::any_of(buffers_, [](const Buffer& buffer) { return bool(buffer.incoming); });
+  fetch(is_message ? bytes_of(status) : 0);
+}
+
+void HostCopies::fetch(std::size_t arrived) const {
   for (const Buffer& buffer : buffers_) {
-    const std::size_t arrived = buffer.incoming ? bytes_of(status) : 0;
     const bool is_short = buffer.incoming && arrived < buffer.incoming->bytes();
     copy(is_short ? buffer.incoming->first(arrived) : buffer.written, buffer.original, buffer.copy);
   }
@@ -652,8 +747,9 @@ void count_staged_reduction() { count_staged(/*is_reduction=*/true); }
 int call_with_buffers_on_host(Entry entry, const Prototype& prototype, int width,
                               std::span<Word> words) {
   const Library& mpi = library();
-  const MPI_Comm comm =
-      prototype.has('c') ? from_word<MPI_Comm>(words[prototype.at('c')]) : MPI_COMM_SELF;
+  const MPI_Comm comm = prototype.has_communicator()
+                            ? from_word<MPI_Comm>(words[prototype.communicator()])
+                            : MPI_COMM_SELF;
   bool is_in_mpi = false;
   const auto mpis = [&] { return in_mpi(is_in_mpi, [&] { return mpi.call_with(entry, words); }); };
   try {
@@ -664,6 +760,8 @@ int call_with_buffers_on_host(Entry entry, const Prototype& prototype, int width
     count_staged(/*is_reduction=*/false);
     const bool is_persistent = prototype.has('Q');
     if (!is_persistent) copies->load();
+    const Arguments arguments(prototype, width, words);
+    const std::ptrdiff_t position = prototype.has('K') ? arguments.position() : 0;
     MPI_Status own;
     const MPI_Status* status = nullptr;
     if (prototype.has('x')) {
@@ -676,7 +774,10 @@ int call_with_buffers_on_host(Entry entry, const Prototype& prototype, int width
     if (is_persistent || prototype.has('q'))
       return keep(std::move(copies), is_persistent, comm,
                   reinterpret_cast<MPI_Request*>(words[prototype.at(is_persistent ? 'Q' : 'q')]));
-    copies->fetch(status);
+    if (prototype.has('K'))
+      copies->fetch(static_cast<std::size_t>(arguments.position() - position));
+    else
+      copies->fetch(status);
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
     return raise(comm, error, is_in_mpi);

@@ -49,9 +49,12 @@ class HostCopies {
   void load() const;
   /// After it: copies what it wrote to where it belongs. Throws Error. Null: no status is known.
   void fetch(const MPI_Status* status) const;
+  /// The same, of a call that wrote that much of a packed form.
+  void fetch(std::size_t arrived) const;
 
  private:
-  /// Elements of a message that is received: there may come fewer than there is room for.
+  /// Elements of a message that is received, or a packed form: there may come fewer than there is
+  /// room for.
   struct Incoming {
     Pieces element;
     std::ptrdiff_t extent = 0;

@@ -72,12 +72,14 @@ def bind_now(context: Context) -> None:
         r"|MPI_(Start|Startall|Cancel|Request_free|(Wait|Test)(all|any|some)?|Request_get_status(_all|_any|_some)?)"
         r"|MPIX_(Allreduce|Reduce|Reduce_scatter|Reduce_scatter_block)_init|MPI_(Type|Op)_free"
         r"|MPI_(Alloc_mem|Free_mem|Barrier|Cart_create|Cart_sub|Comm_create)"
-        r"|MPI_I?(Bcast|(Gather|Scatter|Allgather|Alltoall)v?|Alltoallw|Scan|Exscan)(_init)?(_c)?"
+        r"|MPI_I?(Bcast|(Gather|Scatter|(Neighbor_)?(Allgather|Alltoall))v?|(Neighbor_)?Alltoallw|Scan|Exscan)(_init)?(_c)?"
+        r"|MPI_(Pack|Unpack)(_external)?(_c)?"
         r"|MPI_I?[BSR]?send(_init)?(_c)?|MPI_I?(M?recv|Sendrecv|Sendrecv_replace)(_c)?|MPI_Recv_init(_c)?|MPI_Reduce_local(_c)?"
-        r"|MPI_(Comm_dup|Comm_dup_with_info|Comm_split|Comm_split_type|Comm_free|Comm_disconnect)"
+        r"|MPI_(Comm_dup|Comm_dup_with_info|Comm_idup|Comm_idup_with_info|Comm_split|Comm_split_type|Comm_free|Comm_disconnect)"
         r"|MPI_(Session_init|Session_finalize|Init|Init_thread|Finalize)"
-        r"|mpi_(i(allreduce|reduce|reduce_scatter|reduce_scatter_block)|(allreduce|reduce|reduce_scatter|reduce_scatter_block)_init)_f08ts_(large_)?"
-        r"|(mpi_|MPI_)(allreduce|reduce|reduce_scatter|reduce_scatter_block|init|init_thread|finalize|free_mem|comm_free|comm_disconnect)(_|__|_f08_)?|trib_\w+)",
+        r"|mpi_(i(allreduce|reduce|reduce_scatter|reduce_scatter_block)|(allreduce|reduce|reduce_scatter|reduce_scatter_block)_init)_(c_)?f08ts_(large_)?"
+        r"|mpi_(start|startall|(wait|test)(all|any|some)?|cancel|request_free|request_get_status(_all|_any|_some)?)_f08_"
+        r"|(mpi_|MPI_)(allreduce|reduce|reduce_scatter|reduce_scatter_block|init|init_thread|finalize|free_mem|comm_free|comm_disconnect|comm_idup)(_|__|_f08_)?|trib_\w+)",
         re.IGNORECASE,
     )
     expect(all(allowed.fullmatch(name) for name in names), "\n".join(sorted(names)))

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Messages from and to GPU buffers through an MPI that here knows nothing of GPUs: every kind of
 // send and receive, blocking, nonblocking and persistent, types with gaps, messages shorter than
-// their buffers, thousands at once, several threads, errors. Bytes that no message brings must stay
-// as they are: around buffers, in the gaps of a type, behind a short message.
+// their buffers, packed ones, thousands at once, several threads, errors. Bytes that no message
+// brings must stay as they are: around buffers, in the gaps of a type, behind a short message.
 //   gpu_messages [host]    host: all in host memory, which needs neither a GPU nor Tributary
 #include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "gpu_buffer.hpp"
 
@@ -432,6 +434,33 @@ void borders() {
   MPI_Type_free(&first);
 }
 
+#if HAS_ISENDRECV
+/// To and fro, in lengths that differ from call to call, into what may be larger.
+void exchanged(const std::vector<Type>& types) {
+  constexpr std::size_t kMost = 3000;
+  for (const std::size_t count : {6u, 1000u, 1u, 300u, 3000u, 2u}) {
+    const Type& type = types[0];
+    Elements out(type, count, Kind::device), in(type, kMost, Kind::device),
+        both(type, count, Kind::device);
+    const int n = static_cast<int>(count);
+    out.fill(count, rank, n);
+    both.fill(count, rank, n);
+    in.fill(kMost, rank, 1);
+    MPI_Request requests[2];
+    MPI_Isendrecv(out.ready(), n, type.handle, next, 13, in.ready(), kMost, type.handle, previous,
+                  13, MPI_COMM_WORLD, &requests[0]);
+    MPI_Isendrecv_replace(both.ready(), n, type.handle, next, 14, previous, 14, MPI_COMM_WORLD,
+                          &requests[1]);
+    MPI_Waitall(2, requests, MPI_STATUSES_IGNORE);
+    in.expect(count, previous, n);
+    both.expect(count, previous, n);
+    in.check("MPI_Isendrecv, lengths that differ", type.name);
+    both.check("MPI_Isendrecv_replace, lengths that differ", type.name);
+    calls += 2;
+  }
+}
+#endif
+
 /// Behind a message that is shorter than its buffer others write meanwhile, whatever its type is.
 void short_messages(const std::vector<Type>& types) {
   for (const Type& type : types) {
@@ -648,6 +677,131 @@ void errors() {
   calls += 6;
 }
 
+/// MPI_Pack and MPI_Unpack, and their relatives.
+struct Packing {
+  const char* name;
+  int (*pack)(const void* in, int count, MPI_Datatype type, void* out, int bytes, MPI_Aint& at);
+  int (*unpack)(const void* in, int bytes, MPI_Aint& at, void* out, int count, MPI_Datatype type);
+};
+
+#define NATIVE(...) (__VA_ARGS__, MPI_COMM_WORLD)
+#define EXTERNAL(...) ("external32", __VA_ARGS__)
+#define PACKING(suffix, Position, ARGUMENTS)                                                  \
+  {"MPI_[Un]pack" #suffix,                                                                    \
+   [](const void* in, int count, MPI_Datatype type, void* out, int bytes, MPI_Aint& at) {     \
+     auto position = static_cast<Position>(at);                                               \
+     const int result = MPI_Pack##suffix ARGUMENTS(in, count, type, out, bytes, &position);   \
+     at = static_cast<MPI_Aint>(position);                                                    \
+     return result;                                                                           \
+   },                                                                                         \
+   [](const void* in, int bytes, MPI_Aint& at, void* out, int count, MPI_Datatype type) {     \
+     auto position = static_cast<Position>(at);                                               \
+     const int result = MPI_Unpack##suffix ARGUMENTS(in, bytes, &position, out, count, type); \
+     at = static_cast<MPI_Aint>(position);                                                    \
+     return result;                                                                           \
+   }}
+
+const Packing kPackings[] = {
+    PACKING(, int, NATIVE),
+    PACKING(_external, MPI_Aint, EXTERNAL),
+#if HAS_LARGE
+    PACKING(_c, MPI_Count, NATIVE),
+    PACKING(_external_c, MPI_Count, EXTERNAL),
+#endif
+};
+
+/// Elements go to the next rank in packed form, between bytes that are not theirs, and one of them
+/// in a form of its own. As always, what comes of it on the device is what comes of it on the host.
+void packed(const std::vector<Type>& types) {
+  constexpr MPI_Aint kAhead = 20;
+  struct Left {
+    std::vector<unsigned char> data, form, back;
+    std::vector<MPI_Aint> positions;
+  };
+  const auto made_on = [](const Packing& packing, const Type& type, int count, Kind kind_of_data,
+                          Kind kind_of_form) {
+    const auto elements = static_cast<std::size_t>(count);
+    const auto bytes = static_cast<int>(4 * type.at.size() * (elements + 1) + 3 * kAhead);
+    const std::ptrdiff_t shift = -type.first(elements + 1);
+    Buffer data(type.bytes(elements + 1), 0xa5, kind_of_data),
+        back(type.bytes(elements + 1), 0x5a, kind_of_data),
+        form(static_cast<std::size_t>(bytes), 0xc3, kind_of_form);
+    for (std::size_t i = 0; i <= elements; ++i)
+      for (std::size_t part = 0; part < type.at.size(); ++part)
+        data.set(shift + type.place(i, part), value(rank, i * type.at.size() + part, count));
+    char* const from = static_cast<char*>(data.ready()) + shift;
+    char* const to = static_cast<char*>(back.ready()) + shift;
+    void* const between = form.ready();
+    std::vector<MPI_Aint> positions;
+    MPI_Aint at = kAhead;
+    const auto check = [&](int result) {
+      CHECK(result == MPI_SUCCESS, "%s: %s", packing.name, error_text(result).c_str());
+      positions.push_back(at);
+    };
+    check(packing.pack(from, count, type.handle, between, bytes, at));
+    check(packing.pack(from + count * type.extent, 1, type.handle, between, bytes, at));
+    MPI_Sendrecv_replace(between, static_cast<int>(at), MPI_PACKED, next, 21, previous, 21,
+                         MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    at = kAhead;
+    check(packing.unpack(between, bytes, at, to, count, type.handle));
+    check(packing.unpack(between, bytes, at, to + count * type.extent, 1, type.handle));
+    return Left{data.now(), form.now(), back.now(), std::move(positions)};
+  };
+  for (const Packing& packing : kPackings)
+    for (const Type& type : types)
+      for (const int count : {0, 1, 3000}) {
+        const Left expected = made_on(packing, type, count, Kind::host, Kind::host);
+        for (const auto& [of_data, of_form] :
+             {std::pair(Kind::device, Kind::device), std::pair(Kind::device, Kind::host),
+              std::pair(Kind::host, Kind::device), std::pair(Kind::device, Kind::pinned)}) {
+          const Left found = made_on(packing, type, count, kind(of_data), kind(of_form));
+          const std::string what =
+              std::string(packing.name) + ", " + std::to_string(count) + " of " + type.name;
+          expect_bytes(what.c_str(), "data", found.data, expected.data);
+          expect_bytes(what.c_str(), "packed form", found.form, expected.form);
+          expect_bytes(what.c_str(), "unpacked", found.back, expected.back);
+          CHECK(found.positions == expected.positions, "%s: positions", what.c_str());
+          calls += 4;
+        }
+      }
+}
+
+/// What MPIs refuse to pack or unpack, or do in part.
+void packed_wrongly() {
+  for (const MPI_Comm each : {MPI_COMM_WORLD, MPI_COMM_SELF})
+    MPI_Comm_set_errhandler(each, MPI_ERRORS_RETURN);
+  struct Wrong {
+    const char* what;
+    int count, bytes;
+    MPI_Datatype type;
+  };
+  for (const Packing& packing : kPackings)
+    for (const Wrong& wrong :
+         {Wrong{"no room", 10, 36, MPI_INT}, Wrong{"no type", 10, 80, MPI_DATATYPE_NULL},
+          Wrong{"negative count", -1, 80, MPI_INT}})
+      for (const bool is_packed : {true, false}) {
+        const auto made_on = [&](Kind its_kind) {
+          Buffer in(80, 0xa5, its_kind), out(80, 0x5a, its_kind);
+          MPI_Aint at = 0;
+          void *const from = in.ready(), *const to = out.ready();
+          const int result =
+              is_packed ? packing.pack(from, wrong.count, wrong.type, to, wrong.bytes, at)
+                        : packing.unpack(from, wrong.bytes, at, to, wrong.count, wrong.type);
+          return std::pair(error_class(result), out.now());
+        };
+        const auto expected = made_on(Kind::host);
+        // MPICH does not look where the external form ends.
+        if (expected.first == MPI_SUCCESS && std::strstr(packing.name, "external")) continue;
+        const auto found = made_on(kind(Kind::device));
+        CHECK(found.first == expected.first, "%s, %s: error class %d, not %d", packing.name,
+              wrong.what, found.first, expected.first);
+        expect_bytes(packing.name, wrong.what, found.second, expected.second);
+        ++calls;
+      }
+  for (const MPI_Comm each : {MPI_COMM_WORLD, MPI_COMM_SELF})
+    MPI_Comm_set_errhandler(each, MPI_ERRORS_ARE_FATAL);
+}
+
 void threads() {
   constexpr int kThreads = 4, kRounds = 100, kInts = 2000;
   struct Lane {
@@ -707,12 +861,17 @@ int main(int argc, char** argv) {
   all_receives(types);
   columns();
   borders();
+#if HAS_ISENDRECV
+  exchanged(types);
+#endif
   short_messages(types);
   bottom();
+  packed(types);
   thousands();
   freed_and_cancelled();
   if (size > 1) errors();  // Open MPI 5.0.11 does not see that of a message to itself
   if (provided == MPI_THREAD_MULTIPLE) threads();
+  packed_wrongly();  // at last: in MPICH, a handler of MPI_COMM_SELF is not taken back
   for (std::size_t i = 1; i < types.size(); ++i) {
     MPI_Datatype handle = types[i].handle;
     MPI_Type_free(&handle);
