@@ -414,11 +414,10 @@ void Background::post(Task& task, bool is_first_meeting) {
   const std::uint64_t number = count_post();
   if (is_first_meeting) task.meeting_ = Task::Meeting::first;
   if (asking_ != nullptr) [[unlikely]] {
-    task.lane_ = nullptr;
-    begin(task);
-    task.rounding_ = Rounding::of_this_thread();
     waiting_.push_back({&task, {}, number, false});
-    return;
+    task.lane_ = nullptr;
+    task.rounding_ = Rounding::of_this_thread();
+    return begin(task);
   }
   settle(task);
   enqueue(task, lane_of(number, is_in_first_lane(task)));

@@ -112,6 +112,11 @@ class Background {
   void stage(Task& task);
   /// Whether nonblocking ones have devices of their own, as far as this rank knows.
   bool posts_have_devices() const { return posts_have_devices_.load(std::memory_order_relaxed); }
+  /// Ranks find out whether they are to have some.
+  bool is_asking() {
+    const std::lock_guard lock(lock_);
+    return asking_ != nullptr;
+  }
   /// Runs `change` while nobody drives the lanes.
   template <class Change>
   void while_still(Change&& change) {

@@ -194,6 +194,7 @@ class Communicator {
   static bool is_nap_due();
   static void yield_and_look();
   void check_time(int peer, double waited) const;
+  void wait_for_answer();
   /// Whether it is known if devices serve nonblocking reductions.
   bool is_settled() const {
     return devices_.are_refused || (devices_.channel && meets_ && !devices_.may_open_of_requests);
@@ -229,9 +230,10 @@ class Communicator {
   std::uint64_t posts_ = 0;
   std::atomic<bool> is_patient_{false};                     // waits have no limit
   bool may_use_devices_ = false, wants_to_settle_ = false;  // the same on all ranks, as ...
-  bool wants_to_ask_ = false, has_asked_ = false;           // ... whether posts are to meet
-  std::atomic<const void*> posted_on_device_{nullptr};      // a buffer of the last such post
-  std::unique_ptr<Background> background_;  // from open_background() or prepare() on
+  bool wants_to_ask_ = false, has_asked_ = false;           // ... whether posts are to meet: ...
+  bool may_ask_ = false;  // ... all have threads that go on while their programs do not
+  std::atomic<const void*> posted_on_device_{nullptr};  // a buffer of the last such post
+  std::unique_ptr<Background> background_;              // from open_background() or prepare() on
 };
 
 inline void Communicator::check_usable() const {

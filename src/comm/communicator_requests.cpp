@@ -54,6 +54,23 @@ bool is_time_to_settle(std::uint64_t posts) {
 }
 }  // namespace
 
+/// All ranks are here, and have posted what they ask each other before. Whether devices serve
+/// posts must not depend on how far that has come.
+void Communicator::wait_for_answer() {
+  auto alive_at = Clock::now();
+  while (background_->is_asking()) {
+    Background::progress_all();
+    bootstrap_->progress();
+    ::sched_yield();
+    check_usable();
+    const auto now = Clock::now();
+    if (now - alive_at < kAliveInterval) continue;
+    alive_at = now;
+    channel_->check_none_failed();
+    channel_->check_all_alive();
+  }
+}
+
 void Communicator::settle_devices() {
   check_usable();
   wants_to_settle_ = false;
@@ -65,6 +82,7 @@ void Communicator::settle_devices() {
     signature.collective = static_cast<std::uint8_t>(Collective::allreduce);
     signature.hash = 2;
     channel_->announce(signature);
+    wait_for_answer();
     // The program may have freed it.
     const void* const posted = posted_on_device_.load(std::memory_order_relaxed);
     const bool is_there = posted != nullptr && is_beyond_host(devices_.backend->where(posted));
@@ -88,8 +106,7 @@ void Communicator::post(Task& task, const Request& request) {
   if (may_use_devices_ && is_time_to_settle(++posts_)) [[unlikely]] {
     wants_to_settle_ = !is_settled();
     // Nothing has come of that.
-    wants_to_ask_ =
-        wants_to_settle_ && posts_ > 1 && group_.config.progress != Config::Progress::calls;
+    wants_to_ask_ = wants_to_settle_ && posts_ > 1 && may_ask_;
   }
   task.request_ = request;
   task.request_.form = Form::nonblocking;

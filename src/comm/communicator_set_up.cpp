@@ -83,6 +83,9 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   group_.config = trib::adopt(config, all[0].config);
   may_use_devices_ = std::all_of(
       all.begin(), all.end(), [](const Introduction& other) { return other.has_device_backend; });
+  may_ask_ = std::all_of(all.begin(), all.end(), [](const Introduction& other) {
+    return other.config.progress != Config::Progress::calls;
+  });
   devices_.are_refused = group_.config.device == Config::Device::off;
   for (const std::string& line : differences(config, all[0].config))
     log_once(Config::Log::warn, line + ": rank 0's value is used");

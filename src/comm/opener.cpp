@@ -91,17 +91,20 @@ void DeviceOpener::ByBoard::exchange(const void* mine, void* all, std::size_t by
 void DeviceOpener::ByBoard::wait() const {
   using Clock = std::chrono::steady_clock;
   constexpr auto kPatience = std::chrono::milliseconds(1);
-  constexpr auto kNap = std::chrono::microseconds(200);
+  constexpr auto kFirstNap = std::chrono::microseconds(200), kLongestNap = kFirstNap * 64;
   constexpr auto kAliveInterval = std::chrono::milliseconds(100);
   const auto start = Clock::now();
   auto alive_at = start;
+  auto nap = kFirstNap;
   while (board_.unpinned() >= 0) {
     if (is_stopped()) throw Error(Code::unusable, "the communicator is gone");
     const auto now = Clock::now();
-    if (now - start < kPatience)
+    if (now - start < kPatience) {
       ::sched_yield();
-    else
-      std::this_thread::sleep_for(kNap);
+    } else {
+      std::this_thread::sleep_for(nap);
+      nap = std::min(nap + nap / 8, kLongestNap);
+    }
     if (now - alive_at < kAliveInterval) continue;
     alive_at = now;
     board_.check_none_failed();

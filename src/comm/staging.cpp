@@ -48,16 +48,15 @@ void PinnedPool::forget(Allocations::iterator allocation) {
 }
 
 /// A free piece that is not too long.
-void* PinnedPool::take_free(const DeviceBackend& device, std::size_t& bytes) {
+PinnedPool::Piece PinnedPool::take_free(const DeviceBackend& device, std::size_t bytes) {
   for (;;) {
     const auto found = free_.lower_bound(bytes);
-    if (found == free_.end() || found->first > std::max(2 * bytes, kShort)) return nullptr;
+    if (found == free_.end() || found->first > std::max(2 * bytes, kShort)) return {};
     const auto [length, memory] = *found;
     const auto allocation = allocation_of(memory);
     if (is_there(device, allocation->second)) {
       free_.erase(found);
-      bytes = length;
-      return memory;
+      return {memory, length, allocation->second.number};
     }
     forget(allocation);
   }
@@ -74,8 +73,8 @@ bool PinnedPool::make_room(const DeviceBackend& device, std::size_t bytes) {
   return true;
 }
 
-/// `bytes` and the mark were allocated there.
-void PinnedPool::add(char* memory, std::size_t bytes) {
+/// `bytes` and the mark were allocated there. Its number.
+std::uint64_t PinnedPool::add(char* memory, std::size_t bytes) {
   // What was there before is gone.
   for (auto old = allocations_.begin(); old != allocations_.end();) {
     const auto next = std::next(old);
@@ -87,53 +86,53 @@ void PinnedPool::add(char* memory, std::size_t bytes) {
   const Allocation& added = allocations_[memory] = {bytes, memory + bytes, number};
   std::memcpy(added.mark, &added.number, sizeof added.number);
   held_ += bytes;
+  return number;
 }
 
-void* PinnedPool::take(const DeviceBackend& device, std::size_t& bytes) {
+PinnedPool::Piece PinnedPool::take(const DeviceBackend& device, std::size_t bytes) {
   const bool is_short = bytes <= kShort;
   const std::size_t wanted =
       is_short ? std::bit_ceil(std::max(bytes, kShortest)) : (bytes + kShort - 1) / kShort * kShort;
-  if (wanted > kLongest) return nullptr;
+  if (wanted > kLongest) return {};
   const std::lock_guard lock(mutex_);
-  std::size_t length = wanted;
-  if (void* const memory = take_free(device, length)) {
-    bytes = length;
-    return memory;
-  }
+  if (const Piece piece = take_free(device, wanted); piece.memory != nullptr) return piece;
   const std::size_t allocated = is_short ? kSlab : wanted;
-  if (!make_room(device, allocated)) return nullptr;
+  if (!make_room(device, allocated)) return {};
   auto* const memory = static_cast<char*>(device.allocate_host(allocated + kMark));
-  if (memory == nullptr) return nullptr;
-  add(memory, allocated);
+  if (memory == nullptr) return {};
+  const std::uint64_t number = add(memory, allocated);
   for (std::size_t at = wanted; at < allocated; at += wanted) free_.emplace(wanted, memory + at);
-  bytes = wanted;
-  return memory;
+  return {memory, wanted, number};
 }
 
-void PinnedPool::give_back(void* memory, std::size_t bytes) {
+void PinnedPool::give_back(const Piece& piece) {
   const std::lock_guard lock(mutex_);
-  if (allocation_of(memory) != allocations_.end()) free_.emplace(bytes, memory);
+  const auto allocation = allocation_of(piece.memory);
+  // A reset may have taken it along, and a later allocation may lie there.
+  if (allocation != allocations_.end() && allocation->second.number == piece.allocation)
+    free_.emplace(piece.bytes, piece.memory);
 }
 
 void* StagingBuffer::get(const DeviceBackend& device, std::size_t bytes) {
-  if (bytes <= bytes_) return memory_;
+  if (bytes <= piece_.bytes) return piece_.memory;
   release();
-  std::size_t length = bytes;
-  memory_ = PinnedPool::of_process().take(device, length);
-  is_pinned_ = memory_ != nullptr;
-  if (memory_ == nullptr && (memory_ = std::malloc(bytes)) == nullptr) throw std::bad_alloc();
-  bytes_ = length;
-  return memory_;
+  piece_ = PinnedPool::of_process().take(device, bytes);
+  if (piece_.memory == nullptr) {
+    piece_ = {std::malloc(bytes), bytes, 0};
+    if (piece_.memory == nullptr) {
+      piece_ = {};
+      throw std::bad_alloc();
+    }
+  }
+  return piece_.memory;
 }
 
 void StagingBuffer::give_back() {
-  if (is_pinned_)
-    PinnedPool::of_process().give_back(memory_, bytes_);
+  if (piece_.allocation != 0)
+    PinnedPool::of_process().give_back(piece_);
   else
-    std::free(memory_);
-  is_pinned_ = false;
-  memory_ = nullptr;
-  bytes_ = 0;
+    std::free(piece_.memory);
+  piece_ = {};
 }
 
 }  // namespace trib

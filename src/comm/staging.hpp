@@ -19,10 +19,14 @@ class PinnedPool {
  public:
   static PinnedPool& of_process();
 
-  /// At least `bytes` bytes; `bytes` becomes how many there are. Null: that would be too much.
-  void* take(const DeviceBackend& device, std::size_t& bytes);
-  /// What take() gave, and how many bytes it said.
-  void give_back(void* memory, std::size_t bytes);
+  struct Piece {
+    void* memory = nullptr;
+    std::size_t bytes = 0;         ///< at least as many as were asked for
+    std::uint64_t allocation = 0;  ///< that it is a part of
+  };
+  /// Of at least `bytes` bytes. Without memory: that would be too much.
+  Piece take(const DeviceBackend& device, std::size_t bytes);
+  void give_back(const Piece& piece);
 
   std::size_t held() const;  ///< bytes from the device, in use or not
 
@@ -46,9 +50,9 @@ class PinnedPool {
   Allocations::iterator allocation_of(void* memory);
   static bool is_there(const DeviceBackend& device, const Allocation& allocation);
   void forget(Allocations::iterator allocation);
-  void* take_free(const DeviceBackend& device, std::size_t& bytes);
+  Piece take_free(const DeviceBackend& device, std::size_t bytes);
   bool make_room(const DeviceBackend& device, std::size_t bytes);
-  void add(char* memory, std::size_t bytes);
+  std::uint64_t add(char* memory, std::size_t bytes);
 
   mutable std::mutex mutex_;
   Allocations allocations_;
@@ -64,9 +68,7 @@ class StagingBuffer {
   ~StagingBuffer() { release(); }
   StagingBuffer(StagingBuffer&& other) noexcept { *this = std::move(other); }
   StagingBuffer& operator=(StagingBuffer&& other) noexcept {
-    std::swap(memory_, other.memory_);
-    std::swap(bytes_, other.bytes_);
-    std::swap(is_pinned_, other.is_pinned_);
+    std::swap(piece_, other.piece_);
     return *this;
   }
 
@@ -75,16 +77,14 @@ class StagingBuffer {
   /// The call is over. What the pool gives next time is looked at first: the program may have reset
   /// the device by then, which takes pinned memory along.
   void release() {
-    if (memory_ != nullptr) [[unlikely]]
+    if (piece_.memory != nullptr) [[unlikely]]
       give_back();
   }
 
  private:
   void give_back();
 
-  void* memory_ = nullptr;
-  std::size_t bytes_ = 0;
-  bool is_pinned_ = false;
+  PinnedPool::Piece piece_;  // of allocation 0: ordinary memory
 };
 
 }  // namespace trib

@@ -56,6 +56,7 @@ class Memories {
 } memories;
 
 std::atomic<int> launches, openings;
+std::atomic<bool> are_in_use{true};
 
 /// What a rank's opening does before it takes part.
 std::function<void(int rank)> before_opening;
@@ -107,6 +108,7 @@ class StandIn final : public test::StandInDevice {
     if (pointer == nullptr) return Memory::none;
     return memories.device_of(pointer) != 0 ? Memory::device : Memory::host;
   }
+  bool is_in_use() const override { return are_in_use; }
   std::unique_ptr<DeviceChannel> open(Bootstrap& bootstrap, const Config& config, const void*,
                                       std::string& why) override {
     openings.fetch_add(1);
@@ -199,6 +201,7 @@ class Opener : public testing::Test {
   void SetUp() override {
     launches = openings = 0;
     before_opening = nullptr;
+    are_in_use = true;
   }
 };
 
@@ -264,6 +267,46 @@ TEST_F(Opener, ResultsDoNotDependOnWhenItIsOpen) {
   }
   ASSERT_EQ(results[0].size(), results[1].size());
   for (std::size_t i = 0; i < results[0].size(); ++i) EXPECT_EQ(results[0][i], results[1][i]) << i;
+}
+
+TEST_F(Opener, WhatABarrierFindsDoesNotDependOnHowFarTheyAre) {
+  for (const bool is_slow : {true, false}) {
+    SetUp();
+    are_in_use = false;
+    expect_none(run_ranks(4, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+      Communicator communicator(std::make_unique<test::BorrowedBootstrap>(*bootstrap), Config{});
+      if (!communicator.open_background()) throw std::runtime_error("no lanes");
+      char mine = 0, all[4];
+      bootstrap->exchange(&mine, all, 1);
+      are_in_use = true;
+      std::deque<Posted> posted;
+      for (int i = 0; i < 16; ++i) {
+        test::Call call;
+        call.count = i < 12 ? 500000 : 200;  // the last one asks, behind others in its lane
+        posted.emplace_back(call, rank, 4, static_cast<std::uint64_t>(rank) + 1);
+        communicator.post(posted.back().task, posted.back().part.request);
+      }
+      if (is_slow) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      if (communicator.wants_to_settle()) communicator.settle_devices();  // as MPI_Barrier does
+      for (Posted& one : posted) communicator.wait(one.task);
+      bootstrap->exchange(&mine, all, 1);
+    }));
+    EXPECT_EQ(openings, 4);
+  }
+}
+
+TEST_F(Opener, NotWhereOneRankHasNoThreadForIt) {
+  expect_none(run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Config config;
+    config.timeout = 5;
+    if (rank == 1) config.progress = Config::Progress::calls;
+    Communicator communicator(std::make_unique<test::BorrowedBootstrap>(*bootstrap), config);
+    if (!communicator.open_background()) throw std::runtime_error("no lanes");
+    std::mt19937_64 random(9);
+    post_many(communicator, random, 60, 0,
+              [&](int) { return static_cast<std::uint64_t>(rank) + 1; });
+  }));
+  EXPECT_EQ(openings, 0);
 }
 
 TEST_F(Opener, NotWhereSomeBufferIsOnTheHostOrRanksShareADevice) {

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -53,17 +54,20 @@ class Device final : public test::StandInDevice {
   mutable void* comes_again = nullptr;
 };
 
+using Piece = PinnedPool::Piece;
+
+char* begin_of(const Piece& piece) { return static_cast<char*>(piece.memory); }
+
 TEST(PinnedPool, GivesTheSameMemoryAgain) {
   Device device;
   PinnedPool pool;
-  std::size_t bytes = 3u << 20;
-  void* const first = pool.take(device, bytes);
-  ASSERT_NE(first, nullptr);
-  EXPECT_GE(bytes, 3u << 20);
-  pool.give_back(first, bytes);
-  std::size_t fewer = 2u << 20;
-  EXPECT_EQ(pool.take(device, fewer), first);
-  EXPECT_EQ(fewer, bytes);
+  const Piece first = pool.take(device, 3u << 20);
+  ASSERT_NE(first.memory, nullptr);
+  EXPECT_GE(first.bytes, 3u << 20);
+  pool.give_back(first);
+  const Piece again = pool.take(device, 2u << 20);
+  EXPECT_EQ(again.memory, first.memory);
+  EXPECT_EQ(again.bytes, first.bytes);
   EXPECT_EQ(device.allocations, 1);
 }
 
@@ -73,12 +77,11 @@ TEST(PinnedPool, CutsShortPiecesFromSlabs) {
   std::map<char*, std::size_t> taken;
   for (const std::size_t wanted : {1, 200, 256, 257, 4000, 4096, 65536})
     for (int i = 0; i < 15; ++i) {
-      std::size_t bytes = wanted;
-      auto* const memory = static_cast<char*>(pool.take(device, bytes));
-      ASSERT_NE(memory, nullptr);
-      ASSERT_GE(bytes, wanted);
-      EXPECT_EQ(device.where(memory + bytes - 1), Memory::pinned);
-      taken[memory] = bytes;
+      const Piece piece = pool.take(device, wanted);
+      ASSERT_NE(piece.memory, nullptr);
+      ASSERT_GE(piece.bytes, wanted);
+      EXPECT_EQ(device.where(begin_of(piece) + piece.bytes - 1), Memory::pinned);
+      taken[begin_of(piece)] = piece.bytes;
     }
   EXPECT_EQ(taken.size(), 7u * 15);
   for (auto piece = taken.begin(); std::next(piece) != taken.end(); ++piece)
@@ -89,66 +92,74 @@ TEST(PinnedPool, CutsShortPiecesFromSlabs) {
 TEST(PinnedPool, HasABound) {
   Device device;
   PinnedPool pool;
-  std::size_t too_many = PinnedPool::kLongest + 1;
-  EXPECT_EQ(pool.take(device, too_many), nullptr);
-  std::vector<std::pair<void*, std::size_t>> taken;
+  EXPECT_EQ(pool.take(device, PinnedPool::kLongest + 1).memory, nullptr);
+  std::vector<Piece> taken;
   for (;;) {
-    std::size_t bytes = 100u << 20;
-    void* const memory = pool.take(device, bytes);
-    if (memory == nullptr) break;
-    taken.emplace_back(memory, bytes);
+    const Piece piece = pool.take(device, 100u << 20);
+    if (piece.memory == nullptr) break;
+    taken.push_back(piece);
   }
   EXPECT_EQ(taken.size(), PinnedPool::kMost / (100u << 20));
   EXPECT_LE(pool.held(), PinnedPool::kMost);
-  for (const auto& [memory, bytes] : taken) pool.give_back(memory, bytes);
+  for (const Piece& piece : taken) pool.give_back(piece);
   // What is free makes way for what is longer.
-  std::size_t bytes = 200u << 20;
-  EXPECT_NE(pool.take(device, bytes), nullptr);
+  EXPECT_NE(pool.take(device, 200u << 20).memory, nullptr);
   EXPECT_LE(pool.held(), PinnedPool::kMost);
 }
 
 TEST(PinnedPool, ForgetsMemoryThatIsGone) {
   Device device;
   PinnedPool pool;
-  std::size_t bytes = 1u << 20;
-  void* const memory = pool.take(device, bytes);
-  pool.give_back(memory, bytes);
-  device.free_host(memory);  // as a reset of the device does
-  std::size_t again = 1u << 20;
-  EXPECT_NE(pool.take(device, again), nullptr);
+  const Piece piece = pool.take(device, 1u << 20);
+  pool.give_back(piece);
+  device.free_host(piece.memory);  // as a reset of the device does
+  const Piece again = pool.take(device, 1u << 20);
+  EXPECT_NE(again.memory, nullptr);
   EXPECT_EQ(device.allocations, 2);
-  EXPECT_EQ(pool.held(), again);
+  EXPECT_EQ(pool.held(), again.bytes);
 }
 
 TEST(PinnedPool, TellsMemoryOfTheProgramAtTheSameAddress) {
   Device device;
   PinnedPool pool;
   for (const std::size_t wanted : {std::size_t{1000}, std::size_t{1} << 20}) {
-    std::size_t bytes = wanted;
-    auto* const memory = static_cast<char*>(pool.take(device, bytes));
-    pool.give_back(memory, bytes);
+    const Piece piece = pool.take(device, wanted);
+    pool.give_back(piece);
     // The device is reset, and the program pins the same pages, which are new.
-    std::memset(memory, 0, device.areas[memory]);
-    std::size_t again = wanted;
-    EXPECT_NE(pool.take(device, again), memory);
+    std::memset(piece.memory, 0, device.areas[begin_of(piece)]);
+    EXPECT_NE(pool.take(device, wanted).memory, piece.memory);
   }
 }
 
 TEST(PinnedPool, HasNothingTwiceInASlabThatCameAgain) {
   Device device;
   PinnedPool pool;
-  std::size_t bytes = 4096;
-  auto* const memory = static_cast<char*>(pool.take(device, bytes));
-  pool.give_back(memory, bytes);
-  std::memset(memory, 0, device.areas[memory]);
-  device.comes_again = memory;  // where the pool's next slab lies
-  std::size_t other = 256;
-  char* const first = static_cast<char*>(pool.take(device, other));
-  EXPECT_EQ(first, memory);
-  EXPECT_EQ(other, 256);
-  bytes = 4096;
-  auto* const second = static_cast<char*>(pool.take(device, bytes));
-  EXPECT_TRUE(second < memory || second >= memory + device.areas[memory]);
+  const Piece before = pool.take(device, 4096);
+  pool.give_back(before);
+  char* const slab = begin_of(before);
+  std::memset(slab, 0, device.areas[slab]);
+  device.comes_again = slab;  // where the pool's next slab lies
+  const Piece first = pool.take(device, 256);
+  EXPECT_EQ(first.memory, slab);
+  EXPECT_EQ(first.bytes, 256u);
+  const Piece second = pool.take(device, 4096);
+  EXPECT_TRUE(begin_of(second) < slab || begin_of(second) >= slab + device.areas[slab]);
+}
+
+TEST(PinnedPool, WhatAResetTookIsGivenBackLate) {
+  Device device;
+  PinnedPool pool;
+  const Piece first = pool.take(device, 4096), kept = pool.take(device, 4096);
+  pool.give_back(first);
+  // The device is reset, and the pool's next slab lies where the one before did.
+  std::memset(first.memory, 0, device.areas[begin_of(first)]);
+  device.comes_again = first.memory;
+  std::set<void*> in_use;
+  for (int i = 0; i < 100; ++i) in_use.insert(pool.take(device, 4096).memory);
+  ASSERT_TRUE(in_use.contains(kept.memory));
+  pool.give_back(kept);
+  for (int i = 0; i < 300; ++i)
+    EXPECT_TRUE(in_use.insert(pool.take(device, 4096).memory).second) << "two have the same memory";
 }
 
 TEST(StagingBuffer, TakesOrdinaryMemoryWhereThereIsNoPinned) {
