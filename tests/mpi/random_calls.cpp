@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Random legal programs: communicators that come and go, reductions in all forms on them, messages
 // and other collectives between, completed by each rank in its own order, at its own pace.
-//   random_calls FIRST COUNT STEPS [threads]    programs with the seeds FIRST to FIRST + COUNT - 1
+//   random_calls FIRST COUNT STEPS [threads|cuda]    programs with the seeds FIRST to FIRST + COUNT
+//   - 1
+// cuda: mostly with all buffers on GPUs, at times each rank with its own mixture.
 // The seed of a program that fails stands in what is said; every result is compared.
 #include <algorithm>
 #include <chrono>
@@ -10,9 +12,65 @@
 #include <thread>
 #include <vector>
 
+#include "gpu.hpp"
 #include "requests_bag.hpp"
 
 namespace {
+
+bool are_devices_used = false;
+
+/// Bytes in host memory, and where calls find them.
+class Bytes {
+ public:
+  Bytes(std::size_t bytes, bool is_on_device) : host(bytes) {
+    if (is_on_device) device_ = Gpu::get().allocate(bytes);
+  }
+  ~Bytes() {
+    if (device_) Gpu::get().free(device_);
+  }
+  Bytes(const Bytes&) = delete;
+  Bytes& operator=(const Bytes&) = delete;
+  void* ready() {
+    if (!device_) return host.data();
+    Gpu::get().copy(device_, host.data(), host.size());
+    return device_;
+  }
+  void fetch() {
+    if (device_) Gpu::get().copy(host.data(), device_, host.size());
+  }
+
+  std::vector<unsigned char> host;
+
+ private:
+  void* device_ = nullptr;
+};
+
+/// Of buffers in the host's memory or a device's.
+class Placed : public Reduction {
+ public:
+  Placed(MPI_Comm comm, const Case& what, bool in_on_device, bool out_on_device)
+      : Reduction(comm, what) {
+    if (in_on_device) in_at_ = Gpu::get().allocate(in_.size());
+    if (out_on_device) out_at_ = Gpu::get().allocate(out_.size());
+  }
+  ~Placed() {
+    for (void* const memory : {in_at_, out_at_})
+      if (memory) Gpu::get().free(memory);
+  }
+  Placed(const Placed&) = delete;
+  Placed& operator=(const Placed&) = delete;
+
+  void fill(int round) {
+    Reduction::fill(round);
+    if (in_at_) Gpu::get().copy(in_at_, in_.data(), in_.size());
+    if (out_at_) Gpu::get().copy(out_at_, out_.data(), out_.size());
+  }
+  void check() {
+    if (in_at_) Gpu::get().copy(in_.data(), in_at_, in_.size());
+    if (out_at_) Gpu::get().copy(out_.data(), out_at_, out_.size());
+    Reduction::check();
+  }
+};
 
 /// Numbers that follow from a seed.
 class Dice {
@@ -68,7 +126,7 @@ class Program {
   };
   struct Persistent {
     int group_serial;
-    std::shared_ptr<Reduction> reduction;
+    std::shared_ptr<Placed> reduction;
     MPI_Request request;
     bool is_active = false;
     int round = 0;
@@ -90,6 +148,14 @@ class Program {
     return group;
   }
 
+  /// Which of two buffers are on this rank's device.
+  std::pair<bool, bool> some_places() {
+    if (!are_devices_used) return {};
+    const bool are_mixed = all_(5) == 0;
+    const bool first = own_(2) == 0, second = own_(2) == 0;
+    return are_mixed ? std::pair(first, second) : std::pair(true, true);
+  }
+
   Case some_case(const Group& group) {
     const int ranks = static_cast<int>(group.members.size());
     Case what;
@@ -99,7 +165,7 @@ class Program {
     if (what.collective == Collective::reduce_scatter_block) what.count /= ranks;
     what.root = all_(ranks);
     what.spread = all_(3);
-    what.in_place = all_(3) == 0;
+    what.in_place = all_(3) == 0 && ranks > 1;  // MPICH 5.0.2 fails in some alone
     what.large = all_(4) == 0;
     return what;
   }
@@ -128,8 +194,9 @@ class Program {
     Group& group = some_group();
     const Case what = some_case(group);
     const int round = all_(1000);
+    const auto [in, out] = some_places();
     if (!is_in(group)) return;
-    Reduction reduction(group.comm, what);
+    Placed reduction(group.comm, what, in, out);
     reduction.fill(round);
     reduction.call();
     reduction.check();
@@ -139,8 +206,9 @@ class Program {
     Group& group = some_group();
     const Case what = some_case(group);
     const int round = all_(1000);
+    const auto [in, out] = some_places();
     if (!is_in(group)) return;
-    const auto reduction = std::make_shared<Reduction>(group.comm, what);
+    const auto reduction = std::make_shared<Placed>(group.comm, what, in, out);
     reduction->fill(round);
     MPI_Request request;
     reduction->post(&request);
@@ -154,9 +222,10 @@ class Program {
       Group& group = some_group();
       const Case what = some_case(group);
       if (is_mpich() && group.members.size() == 1) return;  // not ours, see Bag::add_persistent
+      const auto [in, out] = some_places();
       Persistent one{group.serial, nullptr, MPI_REQUEST_NULL};
       if (is_in(group)) {
-        one.reduction = std::make_shared<Reduction>(group.comm, what);
+        one.reduction = std::make_shared<Placed>(group.comm, what, in, out);
         one.reduction->init(&one.request);
       }
       persistents_.push_back(std::move(one));
@@ -196,23 +265,26 @@ class Program {
     const std::size_t bytes = static_cast<std::size_t>(some_count(all_)) * 4;
     const bool is_blocking = all_(3) == 0 && from != to;
     const auto value = static_cast<unsigned char>(all_(256));
+    const auto [text_place, room_place] = some_places();
     if (rank_ == to) {
-      const auto room = std::make_shared<std::vector<unsigned char>>(bytes + 1, 0);
+      const auto room = std::make_shared<Bytes>(bytes + 1, room_place);
       MPI_Request request;
-      MPI_Irecv(room->data(), static_cast<int>(bytes), MPI_BYTE, from, tag, base_, &request);
+      MPI_Irecv(room->ready(), static_cast<int>(bytes), MPI_BYTE, from, tag, base_, &request);
       open_.push_back({request, [room, value, bytes] {
+                         room->fetch();
                          for (std::size_t i = 0; i < bytes; ++i)
-                           EXPECT((*room)[i] == value, "byte %zu of a message of %zu", i, bytes);
+                           EXPECT(room->host[i] == value, "byte %zu of a message of %zu", i, bytes);
                        }});
     }
     if (rank_ != from) return;
-    const auto text = std::make_shared<std::vector<unsigned char>>(bytes, value);
+    const auto text = std::make_shared<Bytes>(bytes + 1, text_place);
+    text->host.assign(bytes + 1, value);
     if (is_blocking) {
-      MPI_Send(text->data(), static_cast<int>(bytes), MPI_BYTE, to, tag, base_);
+      MPI_Send(text->ready(), static_cast<int>(bytes), MPI_BYTE, to, tag, base_);
       return;
     }
     MPI_Request request;
-    MPI_Isend(text->data(), static_cast<int>(bytes), MPI_BYTE, to, tag, base_, &request);
+    MPI_Isend(text->ready(), static_cast<int>(bytes), MPI_BYTE, to, tag, base_, &request);
     open_.push_back({request, [text] {}});
   }
 
@@ -221,6 +293,7 @@ class Program {
     Group& group = some_group();
     const int which = all_(3), count = some_count(all_);
     const int ranks = static_cast<int>(group.members.size()), root = all_(ranks);
+    const bool is_on_device = some_places().first;
     if (!is_in(group)) return;
     int me;
     MPI_Comm_rank(group.comm, &me);
@@ -228,19 +301,21 @@ class Program {
       MPI_Barrier(group.comm);
       return;
     }
-    const auto values = std::make_shared<std::vector<int>>(static_cast<std::size_t>(count) + 1,
-                                                           me == root ? count : -1);
-    const auto check = [values, count] {
-      for (int i = 0; i < count; ++i)
-        EXPECT((*values)[static_cast<std::size_t>(i)] == count, "element %d of a broadcast", i);
+    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(int);
+    const auto values = std::make_shared<Bytes>(bytes + 1, is_on_device);
+    std::fill(values->host.begin(), values->host.end(), static_cast<unsigned char>(me == root));
+    const auto check = [values, bytes] {
+      values->fetch();
+      for (std::size_t i = 0; i < bytes; ++i)
+        EXPECT(values->host[i] == 1, "byte %zu of a broadcast of %zu", i, bytes);
     };
     if (which == 1) {
-      MPI_Bcast(values->data(), count, MPI_INT, root, group.comm);
+      MPI_Bcast(values->ready(), count, MPI_INT, root, group.comm);
       check();
       return;
     }
     MPI_Request request;
-    MPI_Ibcast(values->data(), count, MPI_INT, root, group.comm, &request);
+    MPI_Ibcast(values->ready(), count, MPI_INT, root, group.comm, &request);
     open_.push_back({request, check});
   }
 
@@ -364,11 +439,14 @@ class Program {
 int main(int argc, char** argv) {
   const int first = argc > 1 ? std::atoi(argv[1]) : 1, count = argc > 2 ? std::atoi(argv[2]) : 5;
   const int steps = argc > 3 ? std::atoi(argv[3]) : 200;
-  const bool has_threads = argc > 4;
+  const std::string mode = argc > 4 ? argv[4] : "";
+  const bool has_threads = mode == "threads";
   int provided;
   MPI_Init_thread(&argc, &argv, has_threads ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE, &provided);
   rank = world_rank();
   size = world_size();
+  are_devices_used = mode == "cuda";
+  if (are_devices_used) skip_without_gpu();
   static std::string name;
   for (int seed = first; seed < first + count; ++seed) {
     name = "seed " + std::to_string(seed);

@@ -345,6 +345,10 @@ class Reduction {
     return text;
   }
 
+ protected:
+  std::vector<unsigned char> in_, out_;
+  void *in_at_ = nullptr, *out_at_ = nullptr;  ///< what the call gets; null: the above
+
  private:
   static constexpr unsigned char kPoison = 0xc3;
   static constexpr std::size_t kGuard = 64;
@@ -360,7 +364,8 @@ class Reduction {
     const MPI_Count* large_counts;
   };
   Arguments arguments() {
-    return {in_place_ ? MPI_IN_PLACE : in_.data(), out_.data(), counts_.data(),
+    void* const in = in_at_ ? in_at_ : in_.data();
+    return {in_place_ ? MPI_IN_PLACE : in, out_at_ ? out_at_ : out_.data(), counts_.data(),
             large_counts_.data()};
   }
 
@@ -372,7 +377,6 @@ class Reduction {
   int results_ = 0;  ///< elements that come out here
   int first_ = 0;    ///< of those, within the vector
   bool in_place_ = false;
-  std::vector<unsigned char> in_, out_;
   std::vector<int> counts_;
   std::vector<MPI_Count> large_counts_;
 };
