@@ -165,7 +165,10 @@ class Program {
     if (what.collective == Collective::reduce_scatter_block) what.count /= ranks;
     what.root = all_(ranks);
     what.spread = all_(3);
-    what.in_place = all_(3) == 0 && ranks > 1;  // MPICH 5.0.2 fails in some alone
+    // MPICH 5.0.2 copies large vectors of pairs onto themselves, which it refuses.
+    const bool is_refused = is_mpich() && what.collective == Collective::reduce_scatter &&
+                            kinds()[static_cast<std::size_t>(what.kind)].op == MPI_MAXLOC;
+    what.in_place = all_(3) == 0 && !is_refused;
     what.large = all_(4) == 0;
     return what;
   }
