@@ -165,9 +165,9 @@ class Program {
     if (what.collective == Collective::reduce_scatter_block) what.count /= ranks;
     what.root = all_(ranks);
     what.spread = all_(3);
-    // MPICH 5.0.2 copies large vectors of pairs onto themselves, which it refuses.
-    const bool is_refused = is_mpich() && what.collective == Collective::reduce_scatter &&
-                            kinds()[static_cast<std::size_t>(what.kind)].op == MPI_MAXLOC;
+    // MPICH 5.0.2 refuses its own copies within large vectors.
+    const bool is_refused = is_mpich() && !is_intel() && what.count > 3000 &&
+                            what.collective == Collective::reduce_scatter;
     what.in_place = all_(3) == 0 && !is_refused;
     what.large = all_(4) == 0;
     return what;
