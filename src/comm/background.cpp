@@ -894,6 +894,8 @@ bool Background::is_any_under_way() noexcept {
                      });
 }
 
+void Background::start_helper() { Helper::get(/*is_eager=*/false); }
+
 void Background::progress() noexcept {
   if (!lock_.try_lock()) return;
   const std::lock_guard lock(lock_, std::adopt_lock);

@@ -167,6 +167,8 @@ class Background {
     return count.load(std::memory_order_relaxed) > 0 && progress_all_slowly();
   }
   static bool is_any_under_way() noexcept;
+  /// A thread goes on with what is under way from here on, whatever TRIB_PROGRESS says.
+  static void start_helper();
 
  private:
   /// The channel of a persistent task that is gone, for the next one that needs the like.

@@ -54,8 +54,8 @@ bool is_time_to_settle(std::uint64_t posts) {
 }
 }  // namespace
 
-/// All ranks are here, and have posted what they ask each other before. Whether devices serve
-/// posts must not depend on how far that has come.
+/// All ranks come here, and have posted before what they ask each other: no answer needs more of
+/// them. Whether devices serve posts must not depend on how far that is.
 void Communicator::wait_for_answer() {
   auto alive_at = Clock::now();
   while (background_->is_asking()) {
@@ -126,7 +126,10 @@ void Communicator::post(Task& task, const Request& request) {
     return count_empty(task.request_);
   }
   const bool is_common = meets_in_background();
-  task.may_meet_ = (is_common || wants_to_ask_ || has_asked_) && devices_.can_serve(request, count);
+  // A channel of their own stays, whatever becomes of that for blocking calls.
+  const bool may_be_own = wants_to_ask_ || has_asked_;
+  task.may_meet_ = (may_be_own && devices_.is_defined(request, count)) ||
+                   (is_common && devices_.can_serve(request, count));
   if (wants_to_ask_ && task.may_meet_) [[unlikely]] {
     wants_to_ask_ = false;
     is_first_meeting = !is_common;

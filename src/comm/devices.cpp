@@ -36,8 +36,8 @@ Card Devices::card(const Request& request, const DeviceCall& call, const DeviceC
           !call.is_first(), are_in_use};
 }
 
-bool Devices::can_serve(const Request& request, std::uint64_t elements) const {
-  return !are_refused && backend != nullptr && elements <= kMostElements &&
+bool Devices::is_defined(const Request& request, std::uint64_t elements) const {
+  return backend != nullptr && elements <= kMostElements &&
          backend->is_defined(request.op, request.dtype);
 }
 

@@ -103,8 +103,12 @@ struct Devices {
   Card card(const Request& request, const DeviceCall& call) const {
     return card(request, call, channel.get());
   }
-  /// Whether kernels could serve it, wherever its buffers are. `elements`: of the vector.
-  bool can_serve(const Request& request, std::uint64_t elements) const;
+  /// Whether there is a kernel for it, wherever its buffers are. `elements`: of the vector.
+  bool is_defined(const Request& request, std::uint64_t elements) const;
+  /// Whether it could run on `channel`, or one that is to be opened.
+  bool can_serve(const Request& request, std::uint64_t elements) const {
+    return !are_refused && is_defined(request, elements);
+  }
   /// What the cards of a meeting on `met` come to. `named`: in the calls there. `can_serve`: as all
   /// ranks found when the call was made.
   Route route(const HostChannel& met, int size, bool can_serve, const NamedBlocks& named) const;

@@ -116,14 +116,10 @@ void PinnedPool::give_back(const Piece& piece) {
 void* StagingBuffer::get(const DeviceBackend& device, std::size_t bytes) {
   if (bytes <= piece_.bytes) return piece_.memory;
   release();
-  piece_ = PinnedPool::of_process().take(device, bytes);
-  if (piece_.memory == nullptr) {
-    piece_ = {std::malloc(bytes), bytes, 0};
-    if (piece_.memory == nullptr) {
-      piece_ = {};
-      throw std::bad_alloc();
-    }
-  }
+  PinnedPool::Piece piece = PinnedPool::of_process().take(device, bytes);
+  if (piece.memory == nullptr) piece = {std::malloc(bytes), bytes, 0};
+  if (piece.memory == nullptr) throw std::bad_alloc();
+  piece_ = piece;
   return piece_.memory;
 }
 

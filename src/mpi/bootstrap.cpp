@@ -136,6 +136,8 @@ constexpr char kWell = 0, kFailed = 1;  // what ranks say of themselves
 constexpr std::size_t kFrame = 512;
 
 int gather_blocking(const char* mine, char* all, int bytes, MPI_Comm comm) {
+  // A rank that we wait for may be waiting for one of our tasks.
+  if (Background::is_any_under_way()) Background::start_helper();
   return library().call(Entry::Allgather, to_word(mine), Word{bytes}, to_word(MPI_BYTE),
                         to_word(all), Word{bytes}, to_word(MPI_BYTE), to_word(comm));
 }

@@ -416,17 +416,16 @@ void adopt(MPI_Comm parent, MPI_Comm child) noexcept {
   }
 }
 
-void note_idup([[maybe_unused]] MPI_Comm parent) noexcept {
-#if TRIB_MPI_OPENMPI
+int note_idup(MPI_Comm parent) {
   try {
-    Member* const member = look_up_member(parent);
-    if (!member) return;
-    member->exchanges = Exchanges::blocking;
-    if (member->bootstrap) member->bootstrap->exchange_by(Exchanges::blocking);
-  } catch (const std::exception&) {
-    // The first reduction finds the same missing.
+    if (Member* const member = look_up_member(parent)) {
+      member->exchanges = Exchanges::blocking;
+      if (member->bootstrap) member->bootstrap->exchange_by(Exchanges::blocking);
+    }
+    return MPI_SUCCESS;
+  } catch (const std::exception& error) {
+    return end_with_error(parent, error, /*is_in_mpi=*/false);
   }
-#endif
 }
 
 void begin_world() noexcept {

@@ -132,9 +132,9 @@ inline void settle(MPI_Comm comm) noexcept {
 /// The same for a communicator that has just come to be: if its parent used such calls, it may; and
 /// for the first few made of MPI_COMM_WORLD and of these.
 void adopt(MPI_Comm parent, MPI_Comm child) noexcept;
-/// MPI_Comm_idup on `parent` has begun, see Exchanges. What it makes is set up when it is first
-/// used.
-void note_idup(MPI_Comm parent) noexcept;
+/// Open MPI's MPI_Comm_idup on `parent` has begun, see Exchanges. Returns what the call does. What
+/// it makes is set up when it is first used.
+int note_idup(MPI_Comm parent);
 /// A later blocking call on its communicator is to settle().
 void ask_to_settle(Member& member);
 /// Collective: prepares `member`, which serves reductions, for nonblocking ones, also on devices.

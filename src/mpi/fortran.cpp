@@ -219,11 +219,14 @@ void enter(const FortranFunction& original, const Arguments& arguments) {
   if (ierror) *ierror = status;
 }
 
-void idup(const FortranFunction& original, int* comm, int* child, int* request, int* ierror) {
+template <class... Rest>
+void idup(const FortranFunction& original, int* ierror, int* comm, Rest*... rest) {
   const Library& mpi = library();
   const int parent = *comm;
-  original(comm, child, request, ierror);
-  if (mpi.is_ours && (!ierror || *ierror == MPI_SUCCESS)) note_idup(mpi.Comm_f2c(parent));
+  original(comm, rest..., ierror);
+  if (!mpi.is_ours || (ierror && *ierror != MPI_SUCCESS)) return;
+  const int status = note_idup(mpi.Comm_f2c(parent));
+  if (ierror) *ierror = status;
 }
 
 void free_memory(const FortranFunction& original, void* block, int* ierror) {
@@ -527,11 +530,21 @@ TRIB_FREE_MEM(mpi_free_mem_f08_, {"mpi_free_mem_f08_", nullptr, nullptr, nullptr
 #define TRIB_IDUP(name, ...)                                    \
   void name(int* comm, int* child, int* request, int* ierror) { \
     static constinit FortranFunction original(__VA_ARGS__);     \
-    trib::mpi::idup(original, comm, child, request, ierror);    \
+    trib::mpi::idup(original, ierror, comm, child, request);    \
   }
 TRIB_IDUP(mpi_comm_idup_, TRIB_SPELLINGS(mpi_comm_idup, MPI_COMM_IDUP))
 TRIB_ALIASES(mpi_comm_idup, MPI_COMM_IDUP, (int*, int*, int*, int*))
 TRIB_IDUP(mpi_comm_idup_f08_, {"mpi_comm_idup_f08_", nullptr, nullptr, nullptr})
+#define TRIB_IDUP_WITH_INFO(name, ...)                                     \
+  void name(int* comm, int* info, int* child, int* request, int* ierror) { \
+    static constinit FortranFunction original(__VA_ARGS__);                \
+    trib::mpi::idup(original, ierror, comm, info, child, request);         \
+  }
+TRIB_IDUP_WITH_INFO(mpi_comm_idup_with_info_,
+                    TRIB_SPELLINGS(mpi_comm_idup_with_info, MPI_COMM_IDUP_WITH_INFO))
+TRIB_ALIASES(mpi_comm_idup_with_info, MPI_COMM_IDUP_WITH_INFO, (int*, int*, int*, int*, int*))
+TRIB_IDUP_WITH_INFO(mpi_comm_idup_with_info_f08_,
+                    {"mpi_comm_idup_with_info_f08_", nullptr, nullptr, nullptr})
 
 #define TRIB_FREE_COMM(lower, upper)                                         \
   void lower##_(int* comm, int* ierror) {                                    \

@@ -156,8 +156,7 @@ template <class... Words>
 int idup(Entry entry, Word parent, Words... words) {
   const Library& mpi = library();
   const int status = mpi.call(entry, parent, words...);
-  if (mpi.is_ours && status == MPI_SUCCESS) note_idup(from_word<MPI_Comm>(parent));
-  return status;
+  return mpi.is_ours && status == MPI_SUCCESS ? note_idup(from_word<MPI_Comm>(parent)) : status;
 }
 #endif
 

@@ -25,7 +25,7 @@
 //   k, K   packed form that is read, written
 //   z, y   its bytes, the position in it; if there is e, its representation, these are addresses
 //
-// A count and a type follow the buffers that they are for.
+// A count and a type follow the buffers that they are for, but for packed forms.
 
 // clang-format off
 #define TRIB_STAGED(X)                           \

@@ -346,7 +346,7 @@ class Arguments {
     Blocks blocks;
     if (has_parts && (has_counts || group_.is_grid)) {
       for (int part = 0; part < parts; ++part)
-        if (!(letter == 'R' && is_beyond_grid(part)) &&
+        if (!is_beyond_grid(part) &&
             !add_part(blocks, counts, has_displacements ? displacements : counts, type, part))
           return {};
       return blocks;
@@ -407,7 +407,8 @@ class Arguments {
     }
     return status == MPI_SUCCESS;
   }
-  /// Such a neighbour is MPI_PROC_NULL, from which nothing comes. (Two of each dimension.)
+  /// Such a neighbour is MPI_PROC_NULL, whose part is nothing, and may lie anywhere. (Two of each
+  /// dimension.)
   bool is_beyond_grid(int part) const {
     if (!group_.is_grid) return false;
     int before = 0, after = 0;
@@ -419,6 +420,10 @@ class Arguments {
   /// The most bytes that the call's elements have in packed form, as far as the MPI, which says it
   /// with an int, can tell. Negative: an argument is wrong.
   std::ptrdiff_t most_packed() const {
+    if (!most_packed_) most_packed_ = ask_most_packed();
+    return *most_packed_;
+  }
+  std::ptrdiff_t ask_most_packed() const {
     constexpr auto kUnknown = std::numeric_limits<std::ptrdiff_t>::max();
     const Library& mpi = library();
     const auto type = from_word<MPI_Datatype>(words_[prototype_.at('t')]);
@@ -492,6 +497,7 @@ class Arguments {
   std::string_view letters_;
   int width_;
   std::span<const Word> words_;
+  mutable std::optional<std::ptrdiff_t> most_packed_;
   Group group_;
 };
 
@@ -626,7 +632,8 @@ class HostCopies::Maker {
     // unseen, comes back as it was.
     if (!plan.is_read_anyway && !plan.written.empty() &&
         (!is_known || (is_message && !(has_length && plan.written[0].layout.is_plain)) ||
-         (prototype_.has('k') && arguments_.is_form_short()) || may_hide_refusals(comm)))
+         (prototype_.has('k') && arguments_.is_form_short()) ||
+         may_hide_refusals(comm == MPI_COMM_NULL && is_world_running() ? MPI_COMM_SELF : comm)))
       add(result.read, plan.written, comm);
     return result;
   }
@@ -643,8 +650,12 @@ class HostCopies::Maker {
 
   static Incoming incoming(const Block& block, MPI_Comm comm) {
     Inside scratch;
-    return {inside_of(block.type, block.layout, comm, scratch).pieces, block.layout.extent,
-            static_cast<std::size_t>(block.layout.size), block.count, block.layout.is_plain};
+    return {inside_of(block.type, block.layout, comm, scratch).pieces,
+            block.at,
+            block.layout.extent,
+            static_cast<std::size_t>(block.layout.size),
+            block.count,
+            block.layout.is_plain};
   }
 
   const DeviceBackend& device_;
@@ -678,12 +689,12 @@ void HostCopies::load() const {
 Pieces HostCopies::Incoming::first(std::size_t bytes) const {
   Pieces pieces;
   const std::size_t whole = bytes / size, rest = bytes % size;
-  if (whole > 0) add(pieces, element, extent, 0, whole);
-  const auto at = static_cast<std::ptrdiff_t>(whole) * extent;
+  if (whole > 0) add(pieces, element, extent, at, whole);
+  const std::ptrdiff_t last = at + static_cast<std::ptrdiff_t>(whole) * extent;
   if (rest > 0 && is_plain)
-    add(pieces, {at + element[0].begin, rest});
+    add(pieces, {last + element[0].begin, rest});
   else if (rest > 0)
-    add(pieces, element, extent, at, 1);
+    add(pieces, element, extent, last, 1);
   return pieces;
 }
 

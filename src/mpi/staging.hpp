@@ -57,7 +57,7 @@ class HostCopies {
   /// room for.
   struct Incoming {
     Pieces element;
-    std::ptrdiff_t extent = 0;
+    std::ptrdiff_t at = 0, extent = 0;
     std::size_t size = 0, count = 0;  // bytes of an element's data; elements
     bool is_plain = false;            // a part of an element is its first bytes
 

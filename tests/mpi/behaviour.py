@@ -79,7 +79,7 @@ def bind_now(context: Context) -> None:
         r"|MPI_(Session_init|Session_finalize|Init|Init_thread|Finalize)"
         r"|mpi_(i(allreduce|reduce|reduce_scatter|reduce_scatter_block)|(allreduce|reduce|reduce_scatter|reduce_scatter_block)_init)_(c_)?f08ts_(large_)?"
         r"|mpi_(start|startall|(wait|test)(all|any|some)?|cancel|request_free|request_get_status(_all|_any|_some)?)_f08_"
-        r"|(mpi_|MPI_)(allreduce|reduce|reduce_scatter|reduce_scatter_block|init|init_thread|finalize|free_mem|comm_free|comm_disconnect|comm_idup)(_|__|_f08_)?|trib_\w+)",
+        r"|(mpi_|MPI_)(allreduce|reduce|reduce_scatter|reduce_scatter_block|init|init_thread|finalize|free_mem|comm_free|comm_disconnect|comm_idup|comm_idup_with_info)(_|__|_f08_)?|trib_\w+)",
         re.IGNORECASE,
     )
     expect(all(allowed.fullmatch(name) for name in names), "\n".join(sorted(names)))

@@ -283,6 +283,39 @@ void untouched(const Topology& line) {
   ++calls;
 }
 
+/// The part of a neighbour that is none is nothing, wherever it lies.
+void anywhere(const Topology& line) {
+  int numbers[2] = {10 * rank + 1, 10 * rank + 2}, counts[2] = {1, 1}, places[2] = {0, 1};
+  MPI_Aint bytes[2] = {0, 4};
+  const MPI_Datatype types[2] = {MPI_INT, MPI_INT};
+  for (int part = 0; part < 2; ++part)
+    if (line.sources[part] == MPI_PROC_NULL) {
+      places[part] = 1 << 28;
+      bytes[part] = MPI_Aint{1} << 34;
+    }
+  const Kind kind = kind_of(0, rank, false);
+  for (const bool is_w : {false, true}) {
+    Buffer in(sizeof numbers, 0xa5, kind), out(sizeof numbers, 0x5a, kind);
+    in.set(0, numbers[0]);
+    in.set(4, numbers[1]);
+    void* const from = in.ready();
+    void* const to = out.ready();
+    if (is_w)
+      MPI_Neighbor_alltoallw(from, counts, bytes, types, to, counts, bytes, types, line.comm);
+    else
+      MPI_Neighbor_alltoallv(from, counts, places, MPI_INT, to, counts, places, MPI_INT, line.comm);
+    std::vector<unsigned char> expected = out.before;
+    for (int part = 0; part < 2; ++part)
+      if (const int source = line.sources[static_cast<std::size_t>(part)]; source >= 0) {
+        const int number = 10 * source + 2 - part;  // its part for the neighbour on the other side
+        std::memcpy(expected.data() + Buffer::kGuard + 4 * part, &number, sizeof number);
+      }
+    expect_bytes(is_w ? "MPI_Neighbor_alltoallw" : "MPI_Neighbor_alltoallv", "output", out.now(),
+                 expected);
+    ++calls;
+  }
+}
+
 /// Wrong arguments are the MPI's business: it says the same as in host memory.
 void errors(const Topology& ring, const std::vector<Type>& types) {
   const MPI_Comm world = MPI_COMM_WORLD, self = MPI_COMM_SELF;
@@ -343,6 +376,7 @@ int main(int argc, char** argv) {
   std::vector<Topology> topologies = make_topologies();
   all_calls(topologies, types);
   untouched(topologies[1]);
+  anywhere(topologies[1]);
   errors(topologies[0], types);
   for (Topology& topology : topologies) MPI_Comm_free(&topology.comm);
   for (std::size_t i = 1; i < types.size(); ++i) {

@@ -56,7 +56,7 @@ class Memories {
 } memories;
 
 std::atomic<int> launches, openings;
-std::atomic<bool> are_in_use{true};
+std::atomic<bool> are_in_use{true}, is_memory_short{false};
 
 /// What a rank's opening does before it takes part.
 std::function<void(int rank)> before_opening;
@@ -111,6 +111,8 @@ class StandIn final : public test::StandInDevice {
   bool is_in_use() const override { return are_in_use; }
   std::unique_ptr<DeviceChannel> open(Bootstrap& bootstrap, const Config& config, const void*,
                                       std::string& why) override {
+    why = "no memory";
+    if (is_memory_short) return nullptr;
     openings.fetch_add(1);
     auto channel = host_backend().open(bootstrap, config, why);
     if (!channel) return nullptr;
@@ -202,6 +204,7 @@ class Opener : public testing::Test {
     launches = openings = 0;
     before_opening = nullptr;
     are_in_use = true;
+    is_memory_short = false;
   }
 };
 
@@ -288,7 +291,10 @@ TEST_F(Opener, WhatABarrierFindsDoesNotDependOnHowFarTheyAre) {
       }
       if (is_slow) std::this_thread::sleep_for(std::chrono::milliseconds(100));
       if (communicator.wants_to_settle()) communicator.settle_devices();  // as MPI_Barrier does
-      for (Posted& one : posted) communicator.wait(one.task);
+      for (Posted& one : posted) {
+        communicator.wait(one.task);
+        expect(one.part.check());
+      }
       bootstrap->exchange(&mine, all, 1);
     }));
     EXPECT_EQ(openings, 4);
@@ -298,7 +304,7 @@ TEST_F(Opener, WhatABarrierFindsDoesNotDependOnHowFarTheyAre) {
 TEST_F(Opener, NotWhereOneRankHasNoThreadForIt) {
   expect_none(run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
     Config config;
-    config.timeout = 5;
+    config.timeout = 60;
     if (rank == 1) config.progress = Config::Progress::calls;
     Communicator communicator(std::make_unique<test::BorrowedBootstrap>(*bootstrap), config);
     if (!communicator.open_background()) throw std::runtime_error("no lanes");
@@ -359,6 +365,27 @@ TEST_F(Opener, BlockingOnesHaveTheirs) {
     post_many(communicator, random, 100, 9, own);
   }));
   EXPECT_EQ(openings, 6);
+}
+
+TEST_F(Opener, StaysWhereBlockingOnesGetNone) {
+  expect_none(run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Bootstrap& between = *bootstrap;
+    Communicator communicator(std::make_unique<test::BorrowedBootstrap>(between), Config{});
+    if (!communicator.open_background()) throw std::runtime_error("no lanes");
+    std::mt19937_64 random(10);
+    const auto own = [&](int) { return static_cast<std::uint64_t>(rank) + 1; };
+    post_until_served(communicator, between, random, own);
+    is_memory_short = true;
+    for (int i = 0; i < 3; ++i) {
+      test::Call call;
+      call.count = 100;
+      Posted posted(call, rank, 2, own(0));
+      communicator.run(posted.part.request);
+      expect(posted.part.check());
+    }
+    if (rank == 0) launches = 0;
+    post_until_served(communicator, between, random, own);
+  }));
 }
 
 TEST_F(Opener, OneThatFailsLeavesAllOnTheHost) {
