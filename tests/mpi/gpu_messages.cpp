@@ -435,7 +435,7 @@ void borders() {
 }
 
 #if HAS_ISENDRECV
-/// To and fro, in lengths that differ from call to call, into what may be larger.
+/// There and back, in lengths that differ from call to call, into what may be larger.
 void exchanged(const std::vector<Type>& types) {
   constexpr std::size_t kMost = 3000;
   for (const std::size_t count : {6u, 1000u, 1u, 300u, 3000u, 2u}) {
