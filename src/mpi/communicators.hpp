@@ -30,7 +30,7 @@ struct Member {
   std::optional<Decline> declined;
   std::string failure;             ///< setting it up, or preparing it, went wrong
   std::unique_ptr<Config> config;  ///< its own settings; null: those of the process
-  bool was_left_to_mpi = false;    ///< the last call
+  bool was_left_to_mpi = false;    ///< the last blocking call
   /// What the last served call was and came to: the next is often the same. Zero: nothing known.
   unsigned last_generation = 0;
   Call last_call{};

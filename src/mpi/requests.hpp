@@ -148,7 +148,6 @@ int post(const Call& call, MPI_Request* request, Original original) {
     member->has_used_requests = true;
     if (member->communicator->wants_to_settle()) [[unlikely]]
       ask_to_settle(*member);
-    member->was_left_to_mpi = false;
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
     return end_with_error(call.comm, error, is_in_mpi);
