@@ -234,8 +234,8 @@ trib_result trib_request_free(trib_request* request);
  * MPI_DATATYPE_NULL for other names, and where the process runs an MPI of another family. */
 MPI_Datatype trib_mpi_type(const char* name);
 
-/* Who served the last blocking reduction on `comm`: the name of an algorithm, or "mpi" if it was left to the
- * MPI, or "none" if there was none. */
+/* Who served the last blocking reduction on `comm`: the name of an algorithm, or "mpi" if it was
+ * left to the MPI, or "none" if there was none. */
 const char* trib_mpi_last_algorithm(MPI_Comm comm);
 
 /* Collective: gives `comm` a value of its own for a setting that its ranks share, a variable of
