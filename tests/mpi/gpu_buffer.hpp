@@ -10,6 +10,12 @@
 #include "check.hpp"
 #include "gpu.hpp"
 
+#if MPI_VERSION >= 4
+#define HAS_LARGE 1
+#else
+#define HAS_LARGE 0
+#endif
+
 enum class Kind { device, pinned, host };
 
 /// Bytes with a guard on both sides, in memory of a kind.

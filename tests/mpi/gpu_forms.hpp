@@ -11,11 +11,6 @@
 
 #include "gpu_buffer.hpp"
 
-#if MPI_VERSION >= 4
-#define HAS_LARGE 1
-#else
-#define HAS_LARGE 0
-#endif
 #if MPI_VERSION >= 4 || (defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION >= 5)
 #define HAS_PERSISTENT 1
 #else
