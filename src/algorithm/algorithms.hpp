@@ -19,6 +19,7 @@ namespace trib {
 
 Schedule one_shot(const Shape& shape);
 Schedule two_shot(const Shape& shape);
+Schedule returning_two_shot(const Shape& shape);
 Schedule two_shot_as_ring(const Shape& shape);
 Schedule grouped_two_shot(const Shape& shape);
 Schedule gpu_two_shot(const Shape& shape);

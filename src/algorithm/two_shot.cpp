@@ -48,6 +48,17 @@ Schedule two_shot(const Shape& shape) {
   return fold_by_owners(shape, every_in(shape, shape.rank));
 }
 
+/// Two-shot whose results take the place of the contributions, which only their owner has read, in
+/// the scratch of those who want them: a cache line of it has two users, and there is half as much
+/// of it. On hosts and through scratch; elsewhere it is two_shot.
+///
+/// - steps, bytes and association: as `two_shot`
+Schedule returning_two_shot(const Shape& shape) {
+  Schedule schedule = two_shot(shape);
+  schedule.returns = !shape.is_on_device;
+  return schedule;
+}
+
 /// Two-shot to the bits of `ring`: whoever folds a chunk does so in the order in which it would
 /// travel around. For buffers that peers have mapped, where it is faster not to hand anything on. A
 /// Reduce: see rootless_as_ring.

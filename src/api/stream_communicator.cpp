@@ -126,6 +126,7 @@ std::shared_ptr<const StreamCommunicator::Plan> StreamCommunicator::plan_for(
     shape.collective = call.collective;
     shape.size = size_;
     shape.root = call.root;
+    shape.is_on_device = true;
     const std::vector<Schedule> all =
         lower(all_ranks(*choice.algorithm, shape), shape, choice.reach);
     loaded.chunks = static_cast<std::size_t>(all[static_cast<std::size_t>(rank_)].chunks);

@@ -127,7 +127,8 @@ Loaded& Plans::load(const Request& request, const Choice& choice, DeviceChannel*
                      std::string(choice.algorithm->name);
   loaded.collective = request.collective;
   if (device != nullptr) {
-    const Shape shape = group_.shape(request.collective, request.root);
+    Shape shape = group_.shape(request.collective, request.root);
+    shape.is_on_device = true;
     const bool is_shared = !device->device_of().empty();
     const Shape launching = is_shared ? leaders_of(shape) : shape;
     std::vector<Schedule> all =

@@ -114,10 +114,11 @@ class Tuner {
       auto& [steps, longest] = found->second;
       if (is_new) {
         Shape shape = parts_.group.shape(request_.collective, request_.root);
+        shape.is_on_device = is_on_device(route_);
         for (const int rank : {0, shape.size - 1}) {
           shape.rank = rank;
           const Schedule schedule = choice.algorithm->schedule(shape);
-          steps += to_string(schedule);
+          steps += to_string(schedule) + (schedule.returns ? "returns" : "");
           longest = sketch_.longest_chunk_of(plan, schedule);
         }
       }

@@ -5,9 +5,10 @@
 // The schedules of all ranks are run once, symbolically, to find out which value every step reads.
 // Values are what the lowered form is built from: an input that a peer reads, and every result that
 // anyone reads, gets a slot of its own, written once and followed by its signal. Who reads a slot
-// waits for it. The signals and waits of the direct form are not needed any more: without two
-// writes to one place there is nothing left to protect but the reuse of the slots by later runs,
-// and that is the backend's business (credits, see verify.hpp).
+// waits for it. (Results that return need no slot: see Node::returns_to.) The signals and waits of
+// the direct form are not needed any more: without two writes to one place there is nothing left to
+// protect but the reuse of the slots by later runs, and that is the backend's business (credits,
+// see verify.hpp).
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -42,6 +43,9 @@ struct Node {
   bool is_read_by_peer = false, is_read_by_self = false;
   bool is_delivered = false;  // some of it goes straight to a peer's `out`
   int slot = -1, flag = -1;
+  /// Schedule::returns: the slot of each peer that reads the result and nothing else of this node.
+  /// This node alone reads the peer's input there, and puts the result in its place.
+  std::map<int, int> returns_to = {};
 };
 
 /// One chunk in one buffer of one rank.
@@ -56,6 +60,7 @@ class Lowering {
         // A scattered result in place would lie over other chunks that its rank still reads.
         delivers_(reach == Reach::push && is_reduction(shape.collective) &&
                   !is_scatter(shape.collective)),
+        returns_(reach == Reach::scratch && all[0].returns),
         size_(static_cast<int>(all.size())),
         chunks_(all[0].chunks) {}
 
@@ -245,16 +250,74 @@ class Lowering {
       for (const auto& [begin, end] : pieces)
         input_slots_[rank].push_back(add_slot(rank, begin, end - begin));
     }
+    if (returns_) find_returns();
     for (std::size_t index = 0; index < nodes_.size(); ++index) {
       Node& node = nodes_[index];
       if (!node.is_live) continue;
       const bool needs_slot =
           node.is_read_by_peer ||
           (node.is_read_by_self && !is_all_output(node, static_cast<int>(index)));
-      if (needs_slot) node.slot = add_slot(node.rank, node.chunk, node.span);
+      if (!node.returns_to.empty())
+        node.flag = add_slot(node.rank, 0, 0);
+      else if (needs_slot)
+        node.slot = add_slot(node.rank, node.chunk, node.span);
       if (node.is_delivered)
         node.flag = node.is_read_by_peer ? node.slot : add_slot(node.rank, node.chunk, 0);
     }
+  }
+
+  /// The slot of a peer's input that holds just these chunks; -1: none does.
+  int input_slot(int rank, int chunk, int span) const {
+    for (const int slot : input_slots_[rank])
+      if (const Slot& piece = slots_[rank][slot]; piece.chunk == chunk && piece.span == span)
+        return slot;
+    return -1;
+  }
+
+  /// Finds the nodes whose results all their readers can get in place of their own contributions.
+  void find_returns() {
+    // Who reads a rank's chunk: a node, or several.
+    constexpr int kSeveral = -1;
+    std::map<std::pair<int, int>, int> readers;
+    std::vector<bool> is_source(nodes_.size());
+    for (int index = 0; index < static_cast<int>(nodes_.size()); ++index) {
+      const Node& node = nodes_[index];
+      if (!node.is_live) continue;
+      for (const Value& from : node.from) {
+        if (from.node >= 0) {
+          is_source[from.node] = true;
+        } else if (from.rank != node.rank) {
+          for (int chunk = from.chunk; chunk < from.chunk + node.span; ++chunk)
+            if (!readers.insert({{from.rank, chunk}, index}).second)
+              readers[{from.rank, chunk}] = kSeveral;
+        }
+      }
+    }
+    for (int rank = 0; rank < size_; ++rank)
+      for (const auto& [chunk, value] : outputs_[rank])
+        if (value.node < 0 && value.rank != rank) readers[{value.rank, value.chunk}] = kSeveral;
+    for (int index = 0; index < static_cast<int>(nodes_.size()); ++index) {
+      Node& node = nodes_[index];
+      if (!node.is_live || !node.is_read_by_peer || is_source[index]) continue;
+      if (node.is_read_by_self && !is_all_output(node, index)) continue;
+      std::map<int, int> slots;
+      bool is_possible = true;
+      for (int rank = 0; rank < size_; ++rank) {
+        if (rank == node.rank || !wants(rank, index)) continue;
+        slots[rank] = input_slot(rank, node.chunk, node.span);
+        is_possible = is_possible && slots[rank] >= 0;
+        for (int chunk = node.chunk; chunk < node.chunk + node.span; ++chunk)
+          is_possible = is_possible && readers[{rank, chunk}] == index &&
+                        is_output_of(rank, {index, node.rank, chunk});
+      }
+      if (is_possible) node.returns_to = std::move(slots);
+    }
+  }
+
+  /// Whether some of a node's result is in a rank's `out` in the end.
+  bool wants(int rank, int index) const {
+    return std::any_of(outputs_[rank].begin(), outputs_[rank].end(),
+                       [&](const auto& output) { return output.second.node == index; });
   }
 
   int add_slot(int rank, int chunk, int span) {
@@ -270,6 +333,8 @@ class Lowering {
     taken = span;
     if (value.node >= 0) {
       const Node& node = nodes_[value.node];
+      if (const auto found = node.returns_to.find(reader); found != node.returns_to.end())
+        return scratch(reader, found->second, value.chunk, span);
       if (node.slot >= 0) return scratch(value.rank, node.slot, value.chunk, span);
       return out(value.rank, value.chunk, span);
     }
@@ -342,11 +407,14 @@ class Lowering {
       if (!slots_[rank].empty())
         units = std::max(units, slots_[rank].back().offset + slots_[rank].back().span);
     }
+    const bool has_returns = std::any_of(nodes_.begin(), nodes_.end(),
+                                         [](const Node& node) { return !node.returns_to.empty(); });
     lowered.resize(static_cast<std::size_t>(size_));
     for (int rank = only.value_or(0); rank < (only ? *only + 1 : size_); ++rank) {
       Schedule& schedule = emitters[rank].schedule;
       schedule.is_lowered = true;
       schedule.is_delivered = delivers_;
+      schedule.returns = has_returns;
       schedule.slots = slots_;
       schedule.flags = flags;
       schedule.units = units;
@@ -430,6 +498,8 @@ class Lowering {
       std::vector<Location> to;
       for (const int owner : owners) to.push_back(out(owner, node.chunk + begin, span));
       if (node.slot >= 0) to.push_back(scratch(node.rank, node.slot, node.chunk + begin, span));
+      for (const auto& [peer, slot] : node.returns_to)
+        to.push_back(scratch(peer, slot, node.chunk + begin, span));
       if (to.empty()) {  // of several chunks, one that nobody wants
         begin += span;
         continue;
@@ -438,7 +508,7 @@ class Lowering {
       emitter.add({node.verb, std::move(to), std::move(from), {}});
       begin += span;
     }
-    if (node.is_read_by_peer) emitter.add({Verb::signal, {}, {}, {}, node.slot});
+    if (node.is_read_by_peer && node.slot >= 0) emitter.add({Verb::signal, {}, {}, {}, node.slot});
     if (node.flag >= 0 && node.flag != node.slot)
       emitter.add({Verb::signal, {}, {}, {}, node.flag});
   }
@@ -467,7 +537,10 @@ class Lowering {
       }
       int taken = 0;
       const Location from = locate(value, static_cast<int>(end - begin), rank, taken);
-      await(emitter, rank, from);
+      if (value.node >= 0 && !nodes_[value.node].returns_to.empty())
+        await_flag(emitter, rank, value.rank, nodes_[value.node].flag);
+      else
+        await(emitter, rank, from);
       emitter.add({Verb::copy, {out(rank, chunk, taken)}, {from}, {}});
       begin += static_cast<std::size_t>(taken);
     }
@@ -477,6 +550,7 @@ class Lowering {
   const Shape& shape_;
   const Reach reach_;
   const bool delivers_;  // results go straight to peers' `out`
+  const bool returns_;   // results go to peers' scratch, if they can
   const int size_, chunks_;
   std::map<Cell, Value> cells_;
   std::vector<Node> nodes_;
@@ -523,6 +597,7 @@ std::vector<Schedule> number_signals(const std::vector<Schedule>& all) {
     Schedule& schedule = numbered[rank];
     schedule.is_lowered = true;
     schedule.is_mapped = true;
+    schedule.returns = false;
     schedule.slots = slots;
     schedule.flags = flags;
     schedule.readers.assign(readers[rank].begin(), readers[rank].end());

@@ -64,6 +64,8 @@ struct Shape {
   std::vector<int> node_of;  ///< each rank's node; empty: all on one
   Levels levels;             ///< what ranks share within the node
   Level device_of;           ///< each rank's device; empty: none has two ranks
+  /// Devices push what peers need into their memory. On hosts, peers fetch it.
+  bool is_on_device = false;
 
   bool has_output() const { return collective != Collective::reduce || rank == root; }
   /// Whether chunk `chunk` is in the `in` of rank `of`.
@@ -143,10 +145,12 @@ struct Slot {
 /// for a peer takes the next signal that the peer has sent to this rank, in order.
 ///
 /// As lower() leaves it (lowered form), a rank touches only its own `in` and `out`, and scratch. It
-/// writes only its own slots, each at most once per run of the schedule, and gives the slot's
-/// signal after that; others wait for the slot before they read it. Backends keep several
-/// generations of the slots (windows), used in turn, so that a signal can be the number of the run:
-/// see verify.hpp for the rules of reuse. With Reach::attach, reads of peers' `in` remain; with
+/// writes its own slots, each at most once per run of the schedule, and gives the slot's signal
+/// after that; others wait for the slot before they read it. Backends keep several generations of
+/// the slots (windows), used in turn, so that a signal can be the number of the run: see verify.hpp
+/// for the rules of reuse. On hosts, the only peer that reads a slot may then write what the slot's
+/// rank is to have into it, and say so by a flag (`returns`). With Reach::attach, reads of peers'
+/// `in` remain; with
 /// Reach::push, the results of an allreduce or a reduce are written to peers' `out` by who folds
 /// them, once each of these peers has contributed, and so is in the call; with Reach::map, all that
 /// the direct form does.
@@ -156,6 +160,9 @@ struct Schedule {
   /// another schedule of fewer chunks count.
   int parts = 1;
   std::vector<Step> steps;
+  /// Results may go back to where the contributions lay in scratch, if each of these has but one
+  /// reader. Lowered form: some rank's do.
+  bool returns = false;
 
   // Lowered form only.
   bool is_lowered = false;

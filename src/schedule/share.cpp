@@ -192,6 +192,7 @@ Shape leaders_of(const Shape& shape) {
   Shape leaders;
   leaders.collective = shape.collective;
   leaders.size = domains(shape.device_of);
+  leaders.is_on_device = shape.is_on_device;
   if (has_root(shape.collective)) leaders.root = shape.device_of[at(shape.root)];
   return leaders;
 }

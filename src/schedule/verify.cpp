@@ -43,13 +43,19 @@ struct RankState {
   std::vector<int> completed;  ///< of each run: snapshot of the clock
 };
 
+/// A chunk's worth of a slot.
+struct Unit : Cell {
+  static constexpr int kNobody = -1, kSeveral = -2;
+  int reader = kNobody;  ///< who has read it before a peer wrote to it
+};
+
 /// The slots that one rank has in one window.
 struct Window {
   int run = -1;
-  std::vector<Cell> units;
+  std::vector<Unit> units;
   std::vector<int> flags;      ///< of each slot: the run that it was signalled for
   std::vector<int> snapshots;  ///< of each slot: of the signalling clock
-  std::vector<int> reads;      ///< of each rank: its time of the last read of a flag or a unit
+  std::vector<int> accesses;   ///< of each rank: its time of the last one to a flag or a unit
 };
 
 struct Signal {
@@ -192,9 +198,8 @@ class Verifier {
                                             device_of[at.rank] == device_of[rank]);
     if (schedule.is_mapped)
       demand(is_own || at.buffer != Buffer::scratch, "out of reach");
-    else if (is_write || at.buffer == Buffer::out)
-      demand(is_own || (is_write && at.buffer == Buffer::out && schedule.is_delivered),
-             "out of reach");
+    else if (at.buffer == Buffer::out)
+      demand(is_own || (is_write && schedule.is_delivered), "out of reach");
     if (at.buffer == Buffer::scratch) {
       demand(at.slot < static_cast<int>(schedule.slots[at.rank].size()), "no such slot");
       const Slot& slot = schedule.slots[at.rank][at.slot];
@@ -238,7 +243,7 @@ class Verifier {
       window.units.resize(units);
       window.flags.assign(flags, -1);
       window.snapshots.resize(flags);
-      window.reads.assign(size_, 0);
+      window.accesses.assign(size_, 0);
     }
     waited_.assign(static_cast<std::size_t>(windows_) * size_ * size_ * flags, -1);
   }
@@ -392,7 +397,7 @@ class Verifier {
     if (window.run > run) throw Fault{here() + "the slot's window is in use by a later run"};
     if (window.run < run || window.flags[step.slot] != run) return false;
     join(rank, window.snapshots[step.slot]);
-    window.reads[rank] = now(rank) + 1;
+    window.accesses[rank] = now(rank) + 1;
     waited(rank, peer, step.slot, run) = run;
     return true;
   }
@@ -597,57 +602,87 @@ class Verifier {
     for (int reader = 0; reader < size_; ++reader) {
       if (!is_past(rank, reader, reads[reader])) race(at, chunk, "read", reader);
     }
-    cell = {value, rank, now(rank)};
+    put(cell, rank, value);
   }
 
   /// Turns the window over to `run`. The credits are there: is anyone still reading what was in it?
   void claim(int rank, int run) {
     Window& window = window_of(rank, run);
-    for (int reader = 0; reader < size_; ++reader) {
-      if (!is_past(rank, reader, window.reads[reader])) {
+    for (int peer = 0; peer < size_; ++peer) {
+      if (!is_past(rank, peer, window.accesses[peer])) {
         throw Fault{here() + "reuses the slots of run " + std::to_string(window.run) +
-                    ", but rank " + std::to_string(reader) + " may still read them"};
+                    ", but rank " + std::to_string(peer) + " may still use them"};
       }
     }
     window.run = run;
-    for (Cell& unit : window.units) unit.value = Folds::kUnwritten;
+    for (Unit& unit : window.units) {
+      unit.value = Folds::kUnwritten;
+      unit.reader = Unit::kNobody;
+    }
   }
 
-  Cell& unit_of(Window& window, const Location& at, int chunk) const {
+  Unit& unit_of(Window& window, const Location& at, int chunk) const {
     const Slot& slot = schedule_of(rank_).slots[at.rank][at.slot];
     return window.units[slot.offset + chunk - slot.chunk];
   }
 
-  int read_slot(int rank, const Location& at, int chunk, int run) {
+  /// Of a slot: its rank has to be in the run, and a peer to know that.
+  Window& access(int rank, const Location& at, int run, const char* how) {
     Window& window = window_of(at.rank, run);
     if (at.rank != rank && waited(rank, at.rank, at.slot, run) != run) {
-      throw Fault{here() + to_string(at) + ": read without waiting for its slot"};
+      throw Fault{here() + to_string(at) + ": " + how + " without waiting for its slot"};
     }
     if (window.run != run) {
       throw Fault{here() + to_string(at) + ": its window is in use by another run"};
     }
-    const Cell& unit = unit_of(window, at, chunk);
+    window.accesses[rank] = now(rank);
+    return window;
+  }
+
+  int read_slot(int rank, const Location& at, int chunk, int run) {
+    Unit& unit = unit_of(access(rank, at, run, "read"), at, chunk);
     if (unit.value == Folds::kUnwritten) {
       throw Fault{here() + to_string(at) + ": read before it is written"};
     }
     if (!is_past(rank, unit.writer, unit.written)) race(at, chunk, "written", unit.writer);
-    window.reads[rank] = now(rank);
+    if (unit.writer != at.rank) {
+      if (rank != at.rank) throw Fault{here() + to_string(at) + ": it is its rank's alone by now"};
+    } else if (unit.reader == Unit::kNobody || unit.reader == rank) {
+      unit.reader = rank;
+    } else {
+      unit.reader = Unit::kSeveral;
+    }
     return unit.value;
   }
 
   void write_slot(int rank, const Location& at, int chunk, int run, int value) {
-    Window& window = window_of(rank, run);
-    if (window.run != run) {
-      throw Fault{here() + to_string(at) + ": its window is in use by another run"};
-    }
-    Cell& unit = unit_of(window, at, chunk);
+    Window& window = access(rank, at, run, "written");
+    Unit& unit = unit_of(window, at, chunk);
+    if (at.rank != rank) return return_to(rank, at, chunk, unit, value);
     if (unit.value != Folds::kUnwritten) {
       throw Fault{here() + to_string(at) + ": written a second time in this run"};
     }
     if (window.flags[at.slot] == run) {
       throw Fault{here() + to_string(at) + ": written after its signal"};
     }
-    unit = {value, rank, now(rank)};
+    put(unit, rank, value);
+  }
+
+  void put(Cell& cell, int rank, int value) { cell = {value, rank, now(rank)}; }
+
+  /// A peer's write to a slot that it has waited for: nobody else may have read what was there, or
+  /// read it later.
+  void return_to(int rank, const Location& at, int chunk, Unit& unit, int value) {
+    if (unit.value == Folds::kUnwritten || unit.writer != at.rank) {
+      throw Fault{here() + to_string(at) + ": " +
+                  (unit.value == Folds::kUnwritten ? "not written by its rank"
+                                                   : "a peer has written to it")};
+    }
+    if (!is_past(rank, unit.writer, unit.written)) race(at, chunk, "written", unit.writer);
+    if (unit.reader != Unit::kNobody && unit.reader != rank) {
+      throw Fault{here() + to_string(at) + ": not read by this rank alone"};
+    }
+    put(unit, rank, value);
   }
 
   // --- reporting ---

@@ -92,7 +92,7 @@ bool is_tunable(const Config& config);
 
 /// What is worth measuring for `key`, at most kMostCandidates: first what the default table says,
 /// then all else that is permitted.
-inline constexpr std::size_t kMostCandidates = 128;
+inline constexpr std::size_t kMostCandidates = 160;
 std::vector<Choice> candidates(const Key& key, const Config& config);
 
 }  // namespace trib

@@ -233,8 +233,8 @@ Simulation::~Simulation() {
   current = nullptr;
 }
 
-const Simulation::Loaded& Simulation::load(const Algorithm& algorithm, const Shape& shape,
-                                           Reach reach) {
+const Simulation::Loaded& Simulation::load(const Algorithm& algorithm, Shape shape, Reach reach) {
+  shape.is_on_device = true;
   const auto [found, is_new] =
       loaded_.try_emplace({&algorithm, shape.collective, shape.root, shape.in_place, reach});
   Loaded& loaded = found->second;

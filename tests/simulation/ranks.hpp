@@ -50,7 +50,7 @@ class Simulation {
     std::vector<std::unique_ptr<trib::Program>> programs;
     int chunks = 0;
   };
-  const Loaded& load(const Algorithm& algorithm, const Shape& shape, Reach reach);
+  const Loaded& load(const Algorithm& algorithm, Shape shape, Reach reach);
 
   /// What a GPU was told to do last.
   struct Launched {

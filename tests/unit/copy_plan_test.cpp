@@ -117,6 +117,7 @@ TEST(CopyPlan, EveryAlgorithm) {
           shape.collective = static_cast<Collective>(collective);
           shape.size = size;
           shape.root = root;
+          shape.is_on_device = true;
           if (!algorithm.serves(shape.collective)) continue;
           SCOPED_TRACE(std::string(algorithm.name) + " " + std::string(name(shape.collective)) +
                        " over " + std::to_string(size) + " ranks, root " + std::to_string(root));
@@ -137,6 +138,7 @@ TEST(CopyPlan, SixteenRanks) {
       Shape shape;
       shape.collective = collective;
       shape.size = 16;
+      shape.is_on_device = true;
       run(*find_algorithm(wanted), shape, random, possible);
     }
   EXPECT_EQ(possible, 9);

@@ -426,6 +426,40 @@ TEST(Lowered, CopiesTakeTheFewestSlots) {
   }
 }
 
+/// What returns needs no scratch of its own: only contributions lie there, and peers write to them.
+TEST(Lowered, ResultsReturnWhereTheyCan) {
+  const Algorithm& returning = *find_algorithm("returning_two_shot");
+  for (int size = 2; size <= kMaxSize; ++size) {
+    Shape shape;
+    shape.size = size;
+    shape.root = size / 2;
+    const auto returned = [&](Reach reach) {
+      int count = 0;
+      const std::vector<Schedule> all = lower(all_ranks(returning, shape), shape, reach);
+      for (int rank = 0; rank < size; ++rank)
+        for (const Step& step : all[rank].steps)
+          for (const Location& to : step.to)
+            count += to.buffer == Buffer::scratch && to.rank != rank ? 1 : 0;
+      EXPECT_EQ(all.front().returns, count > 0);
+      if (reach == Reach::scratch && shape.collective == Collective::allreduce && count > 0) {
+        EXPECT_EQ(all.front().units, size - 1);
+        EXPECT_EQ(all.front().flags, size);
+      }
+      return count;
+    };
+    EXPECT_EQ(returned(Reach::scratch), size * (size - 1));
+    EXPECT_EQ(returned(Reach::attach), 0);
+    EXPECT_EQ(returned(Reach::push), 0);
+    shape.collective = Collective::reduce;
+    EXPECT_EQ(returned(Reach::scratch), size - 1);
+    shape.collective = Collective::reduce_scatter;
+    EXPECT_EQ(returned(Reach::scratch), 0);
+    shape.collective = Collective::allreduce;
+    shape.is_on_device = true;
+    EXPECT_EQ(returned(Reach::scratch), 0);
+  }
+}
+
 /// Peers may go on reading an `in` that a copy in place leaves as it is.
 TEST(Lowered, CopiesInPlaceEndangerNoInput) {
   for (const std::string_view row : {"one_shot", "two_shot"}) {

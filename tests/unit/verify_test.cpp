@@ -665,6 +665,107 @@ TEST(Fault, LoweredReachesOut) {
   expect_fault(call, "out(0, 0): out of reach");
 }
 
+/// Results that return: rank 0 writes chunk 0 of the others' scratch, where it alone has read. Each
+/// test takes something away from that, or adds to it.
+class Returned : public testing::Test {
+ protected:
+  Returned() {
+    call_.shape.size = 3;
+    call_.schedules = lower(all_ranks(*find_algorithm("returning_two_shot"), call_.shape),
+                            call_.shape, Reach::scratch);
+    EXPECT_EQ(verify({call_, call_}), "");
+  }
+
+  std::vector<Step>& steps_of(int rank) {
+    return call_.schedules[static_cast<std::size_t>(rank)].steps;
+  }
+  Step& fold() {
+    return *std::find_if(steps_of(0).begin(), steps_of(0).end(),
+                         [](const Step& step) { return step.verb == Verb::reduce; });
+  }
+  /// The slot of `rank` that rank 0 writes to.
+  Location returned(int rank) {
+    return *std::find_if(fold().to.begin(), fold().to.end(), [&](const Location& to) {
+      return to.buffer == Buffer::scratch && to.rank == rank;
+    });
+  }
+  /// Of rank 0, which takes no look at what `rank` has for it.
+  void ignore(int rank, bool waits) {
+    const Location gone = returned(rank);
+    std::erase_if(fold().from, [&](const Location& from) { return from == gone; });
+    if (waits) return;
+    std::erase_if(steps_of(0), [&](const Step& step) {
+      return step.verb == Verb::wait && step.peers[0] == rank && step.slot == gone.slot;
+    });
+  }
+  /// Rank `rank` reads what rank 0 reads of rank `of`: first of all, or last.
+  void read(int rank, int of, bool is_first) {
+    const Location at = returned(of);
+    auto& steps = steps_of(rank);
+    const Step wait{Verb::wait, {}, {}, {of}, at.slot, is_first ? 0 : 2};
+    const Step copy{Verb::copy, {out(rank, 0)}, {at}, {}, -1, wait.stage};
+    steps.insert(is_first ? steps.begin() : steps.end(), {wait, copy});
+  }
+
+  VerifiedCall call_;
+};
+
+TEST_F(Returned, HasAnotherReaderBefore) {
+  read(/*rank=*/2, /*of=*/1, /*is_first=*/true);
+  expect_fault(call_, "scratch(1 slot " + std::to_string(returned(1).slot) +
+                          ", 0): not read by this rank alone");
+}
+TEST_F(Returned, HasAnotherReaderAfterwards) {
+  read(2, 1, false);
+  expect_fault(call_, ": it is its rank's alone by now");
+}
+TEST_F(Returned, IsReadByItsRankBefore) {
+  const Location own = returned(1);
+  auto& steps = steps_of(1);
+  const auto wait = std::find_if(steps.begin(), steps.end(),
+                                 [](const Step& step) { return step.verb == Verb::wait; });
+  steps.insert(wait, {Verb::copy, {out(1, 0)}, {own}, {}});
+  expect_fault(call_, ": not read by this rank alone");
+}
+TEST_F(Returned, WithoutWaiting) {
+  ignore(1, /*waits=*/false);
+  expect_fault(call_, ": written without waiting for its slot");
+}
+TEST_F(Returned, Twice) {
+  const Step again = fold();
+  const auto behind = steps_of(0).begin() + (&fold() - steps_of(0).data()) + 1;
+  steps_of(0).insert(behind, {Verb::copy, {returned(1)}, {out(0, 0)}, {}, -1, again.stage});
+  expect_fault(call_, ": a peer has written to it");
+}
+TEST_F(Returned, WhereNothingWas) {
+  ignore(1, /*waits=*/true);
+  const Location gone = returned(1);
+  std::erase_if(steps_of(1),
+                [&](const Step& step) { return step.verb == Verb::copy && step.to[0] == gone; });
+  expect_fault(call_, ": not written by its rank");
+}
+TEST_F(Returned, IsNotAwaited) {
+  const Location own = returned(1);
+  auto& steps = steps_of(1);
+  const auto copy = std::find_if(steps.begin(), steps.end(), [&](const Step& step) {
+    return step.verb == Verb::copy && step.from[0] == own;
+  });
+  ASSERT_EQ((copy - 1)->verb, Verb::wait);
+  steps.erase(copy - 1);
+  EXPECT_NE(verify({call_, call_}), "");
+}
+/// Without its credit, rank 1 may turn to its window's next run while rank 0 still writes to it.
+TEST_F(Returned, IsNotACredit) {
+  std::erase(call_.schedules[1].readers, 0);
+  // Rank 0 has nothing to say to rank 1 in these calls.
+  VerifiedCall after{call_.shape, {}};
+  after.shape.collective = Collective::reduce;
+  after.shape.root = 0;
+  after.schedules =
+      lower(all_ranks(*find_algorithm("one_shot"), after.shape), after.shape, Reach::scratch);
+  EXPECT_NE(verify({call_, after, after, after, after}), "");
+}
+
 TEST(Folds, AreToldApart) {
   EXPECT_EQ(folds(one_shot_with({})), std::vector<std::string>{"(0 1)"});
   Shape shape;
