@@ -148,6 +148,7 @@ const trib::Algorithm& choose(const Options& options, const trib::Shape& shape) 
     key.collective = shape.collective;
     key.size = shape.size;
     key.bytes = options.bytes;
+    key.is_intel = trib::runs_on_intel();
     return *select(key, trib::read_config()).algorithm;
   }
   const trib::Algorithm* const named = trib::find_algorithm(options.algorithm);

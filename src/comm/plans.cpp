@@ -158,6 +158,7 @@ Key Plans::key_of(const Plan& plan, Route route) const {
   key.can_attach = channel_.can_attach();
   key.is_crowded = group_.is_crowded;
   key.has_little_room = plan.request.form == Form::nonblocking;
+  key.is_intel = runs_on_intel();
   key.place = is_on_device(route)      ? Key::Place::device
               : route == Route::staged ? Key::Place::staged
                                        : Key::Place::host;

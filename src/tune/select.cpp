@@ -38,9 +38,11 @@ struct Row {
   std::size_t bytes;  // of the whole vector, up to so many
   const char* algorithm;
   std::size_t slice = kLong;
+  bool is_intel = false;  // only there: Key::is_intel
 };
 
-// The first row that fits serves the call. Measured on 2026-11-21 with `trib bench COLLECTIVE -n N
+// The first row that fits serves the call; some only come to that where everything is to be folded
+// in rank order. Measured on 2026-11-21 with `trib bench COLLECTIVE -n N
 // --algorithm A`: 2 ranks on an AMD EPYC (Zen 5) of 2 cores; 4, 8, 16 and 64 ranks on an Intel Xeon
 // of 64 cores, and 24, 32, 61 and 63 ranks where grouped_two_shot stands: there rabenseifner loses
 // most. The reduce_scatters of 8 and 16 ranks again on 2026-11-22, on 16 cores, and Reduce of 3, 4,
@@ -48,33 +50,53 @@ struct Row {
 // each way in turns. 2 ranks again on 2026-11-22, while the two cores shared a cache and while they
 // did not: the rows are those that lose least in either state. Slices of their Reduce: on an AMD
 // EPYC (Zen 4) of 2 cores, where the root folds one while the other rank copies the next. 17 to 32
-// ranks again up to 128 KiB, and Reduces of 31: on 32 cores on 2026-11-25.
+// ranks again up to 128 KiB, and Reduces of 31: on 32 cores on 2026-11-25. Up to 8 ranks again on
+// 2026-11-26, on 16 cores of an Intel Xeon and 2 of another, with returning_two_shot, which nobody
+// has seen elsewhere: what hands a line back and forth may be slow there.
 // clang-format off
+constexpr bool kIntel = true;
 constexpr Row kAllreduce[] = {
+    {2,    800,       "one_shot"},
+    {2,    12 * KiB,  "returning_two_shot", kLong, kIntel},
+    {2,    40 * KiB,  "one_shot"},
+    {2,    kAll,      "returning_two_shot", 64 * KiB, kIntel},
     {2,    512 * KiB, "one_shot"},
-    {8,    256,       "one_shot"},
-    {4,    1 * KiB,   "one_shot"},
+    {3,    24 * KiB,  "one_shot"},
+    {3,    kAll,      "returning_two_shot", 64 * KiB, kIntel},
+    {7,    1 * KiB,   "one_shot"},
+    {8,    800,       "one_shot"},
+    {4,    kAll,      "returning_two_shot", 32 * KiB, kIntel},
+    {8,    40 * KiB,  "two_shot"},
+    {5,    2 * MiB,   "returning_two_shot", 32 * KiB, kIntel},
+    {6,    384 * KiB, "returning_two_shot", 32 * KiB, kIntel},
+    {8,    128 * KiB, "returning_two_shot", 32 * KiB, kIntel},
     {16,   64,        "one_shot"},
     {8,    kAll,      "two_shot"},
     {16,   1 * KiB,   "tree4"},
-    {16,   kAll,      "two_shot"},
     {kAny, 512,       "tree8"},
+    {kAny, 512,       "one_shot"},
+    {16,   kAll,      "two_shot"},
     {32,   2 * KiB,   "tree4"},
     {32,   kAll,      "two_shot"},
     {kAny, 4 * KiB,   "tree4"},
     {kAny, kAll,      "two_shot", kShort},
 };
 constexpr Row kReduce[] = {
+    {2,    800,       "one_shot", 32 * KiB},
+    {2,    3 * KiB,   "returning_two_shot", kLong, kIntel},
     {2,    256 * KiB, "one_shot", 32 * KiB},
     {2,    2 * MiB,   "one_shot", 64 * KiB},
     {2,    kAll,      "one_shot", 128 * KiB},
     {4,    8 * KiB,   "one_shot"},
     {8,    2 * KiB,   "one_shot"},
     {8,    96 * KiB,  "two_shot"},
+    {8,    640 * KiB, "returning_two_shot", 128 * KiB, kIntel},
+    {8,    640 * KiB, "two_shot", 128 * KiB},
     {8,    kAll,      "ring",     128 * KiB},
     {6,    kAll,      "two_shot"},
     {8,    2 * MiB,   "two_shot"},
     {kAny, 512,       "tree8"},
+    {kAny, 512,       "one_shot"},
     {16,   4 * KiB,   "tree4"},
     {16,   192 * KiB, "two_shot"},
     {16,   kAll,      "ring",     64 * KiB},
@@ -95,6 +117,8 @@ constexpr Row kReduceScatter[] = {
     {kAny, 1 * KiB,   "one_shot"},
     {32,   kAll,      "grouped_two_shot"},
     {kAny, kAll,      "grouped_two_shot", kShort},
+    {32,   kAll,      "one_shot"},
+    {kAny, kAll,      "one_shot", kShort},
 };
 // Those that only copy: not measured on the host, where no caller has come yet.
 constexpr Row kAllgather[] = {
@@ -103,18 +127,6 @@ constexpr Row kAllgather[] = {
 constexpr Row kBroadcast[] = {
     {kAny, 64 * KiB,  "one_shot"},
     {kAny, kAll,      "two_shot"},
-};
-// TRIB_DETERMINISM=order: rows whose owners fold everything in rank order.
-constexpr Row kOrdered[] = {
-    {2,    512 * KiB, "one_shot"},
-    {8,    4 * KiB,   "one_shot"},
-    {kAny, 512,       "one_shot"},
-    {32,   kAll,      "two_shot"},
-    {kAny, kAll,      "two_shot", kShort},
-};
-constexpr Row kOrderedScatter[] = {
-    {32,   kAll,      "one_shot"},
-    {kAny, kAll,      "one_shot", kShort},
 };
 // clang-format on
 
@@ -297,26 +309,22 @@ Choice device_choice(const Key& key, const Config& config, bool can_copy, bool c
 bool can_travel(const Key& key) { return !key.is_crowded && !key.has_little_room; }
 
 /// A ring rounds sums of a wider type on their way.
-bool is_for(const Algorithm& algorithm, const Key& key) {
+bool is_for(const Algorithm& algorithm, const Key& key, bool is_ordered) {
+  if (is_ordered) return association_of(algorithm, key) == Association::rank_order;
   return algorithm.association != Association::ring || (!key.is_widened && can_travel(key));
 }
 
-Choice find(std::span<const Row> rows, const Key& key) {
+Choice host_choice(const Key& key, bool is_ordered) {
+  std::span<const Row> rows = kAllreduce;
+  if (key.collective == Collective::reduce) rows = kReduce;
+  if (is_scatter(key.collective)) rows = kReduceScatter;
+  if (key.collective == Collective::allgather) rows = kAllgather;
+  if (key.collective == Collective::broadcast) rows = kBroadcast;
   for (const Row& row : rows)
-    if (key.size <= row.ranks && key.bytes <= row.bytes &&
-        is_for(*find_algorithm(row.algorithm), key))
+    if (key.size <= row.ranks && key.bytes <= row.bytes && (key.is_intel || !row.is_intel) &&
+        is_for(*find_algorithm(row.algorithm), key, is_ordered))
       return {find_algorithm(row.algorithm), Reach::scratch, row.slice};
   throw Error(Code::internal, "select: no row");
-}
-
-Choice host_choice(const Key& key, bool is_ordered) {
-  if (key.collective == Collective::allgather) return find(kAllgather, key);
-  if (key.collective == Collective::broadcast) return find(kBroadcast, key);
-  if (is_scatter(key.collective))
-    return find(is_ordered ? std::span<const Row>(kOrderedScatter) : kReduceScatter, key);
-  if (is_ordered) return find(kOrdered, key);
-  return find(key.collective == Collective::reduce ? std::span<const Row>(kReduce) : kAllreduce,
-              key);
 }
 
 template <class T>
@@ -346,6 +354,14 @@ Choice default_choice(const Key& key, const Config& config) {
 }
 
 }  // namespace
+
+bool runs_on_intel() {
+#ifdef __x86_64__
+  return __builtin_cpu_is("intel") != 0;
+#else
+  return false;
+#endif
+}
 
 Choice select(const Key& key, const Config& config, const Findings* findings) {
   if (config.engine == Config::Engine::gemv && config.determinism == Config::Determinism::order)

@@ -28,6 +28,7 @@ struct Key {
   bool is_crowded = false;  ///< more ranks than cores
   /// On the host: it shares a few short lanes with others, as nonblocking ones do.
   bool has_little_room = false;
+  bool is_intel = false;    ///< the processors: see runs_on_intel()
   std::size_t element = 4;  ///< bytes; devices
   /// Devices: copy engines can be had. The host drives them: not for calls on a caller's stream.
   bool can_copy = false;
@@ -57,6 +58,9 @@ struct Choice {
 };
 
 class Findings;
+
+/// Whether this machine's processors are Intel's.
+bool runs_on_intel();
 
 /// Obeys the settings `algorithm` (in collectives that it serves), `determinism`, `attach`,
 /// `slice`, `protocol`, `engine`, `map` and `blocks`, and where they say nothing, the findings.

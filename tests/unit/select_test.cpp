@@ -79,7 +79,7 @@ TEST(Select, LongReducesOfRanksWithCoresTravel) {
   Key key;
   key.collective = Collective::reduce;
   for (key.size = 3; key.size <= 16; ++key.size)
-    for (key.bytes = 256u << 10; key.bytes <= 256u << 20; key.bytes *= 2)
+    for (key.bytes = key.size > 8 ? 256u << 10 : 1u << 20; key.bytes <= 256u << 20; key.bytes *= 2)
       for (bool* const obstacle :
            {static_cast<bool*>(nullptr), &key.is_crowded, &key.is_widened, &key.has_little_room}) {
         if (obstacle != nullptr) *obstacle = true;
@@ -90,6 +90,33 @@ TEST(Select, LongReducesOfRanksWithCoresTravel) {
                   travels ? "two_shot_as_ring" : "two_shot");
         if (obstacle != nullptr) *obstacle = false;
       }
+}
+
+/// Bits do not tell whose processors they were made on.
+TEST(Select, TheProcessorsMakeChoicesOfOneAssociation) {
+  int different = 0;
+  for (int collective = 0; collective < kAllCollectives; ++collective)
+    for (const bool is_crowded : {false, true})
+      for (const auto determinism : {Config::Determinism::run, Config::Determinism::order})
+        for (int size = 2; size <= 70; ++size)
+          for (std::size_t bytes = 8; bytes <= 256u << 20; bytes += bytes / 2) {
+            Key key;
+            key.collective = static_cast<Collective>(collective);
+            key.is_crowded = is_crowded;
+            key.size = size;
+            key.bytes = bytes;
+            Config config;
+            config.determinism = determinism;
+            const Choice usual = select(key, config);
+            key.is_intel = true;
+            const Choice choice = select(key, config);
+            different += choice == usual ? 0 : 1;
+            EXPECT_EQ(association_of(*choice.algorithm, key), association_of(*usual.algorithm, key))
+                << name(key.collective) << " " << size << " " << bytes;
+            EXPECT_TRUE(determinism == Config::Determinism::run ||
+                        association_of(*choice.algorithm, key) == Association::rank_order);
+          }
+  EXPECT_GT(different, 100);
 }
 
 TEST(Select, CallsOnStreamsFlowIntoEachOther) {

@@ -16,9 +16,11 @@
 // and in the data segment, which comes with the first large call: kWindows x kLargeBytes of
 // payload.
 //
-// Every word has one writer. Numbers of runs only grow, so nothing is ever reset. Run n uses window
-// n % kWindows; a rank may write its slots of run n once all who read its slots of run n - kWindows
-// have completed that run.
+// Every word has one writer, but for payload that a peer returns (Schedule::returns): it writes after
+// it has seen the slot's line, and its rank looks at it again after the line that the peer gives
+// then. Numbers of runs only grow, so nothing is ever reset. Run n uses window n % kWindows; a rank
+// may write its slots of run n once all who read its slots of run n - kWindows, and may have written
+// to them, have completed that run.
 #pragma once
 
 #include <algorithm>

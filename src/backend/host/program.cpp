@@ -402,8 +402,7 @@ bool Program::advance_bound(int polls) {
 
 /// The current run.
 void Program::complete() {
-  // Release: pairs with the acquire in has_credit() and drain(); our reads of the peers' slots are
-  // over.
+  // Release: pairs with the acquire in has_credit() and drain(); we are done with the peers' slots.
   channel_.peers_[static_cast<std::size_t>(rank_)].control->completed.run.store(
       first_run_ + static_cast<std::uint64_t>(run_), std::memory_order_release);
 }
@@ -416,7 +415,8 @@ inline void Program::give_signal(Line& line, bool has_payload) {
     std::memcpy(line.payload, &arguments_.in, sizeof arguments_.in);
     store_fence();  // peers read `in` itself, which the program may have written by streamed stores
   }
-  // Release: pairs with the acquire in is_signalled(); the slot's payload comes with it.
+  // Release: pairs with the acquire in is_signalled(); the slot's payload comes with it, or what was
+  // returned to peers' slots.
   line.run.store(first_run_ + static_cast<std::uint64_t>(run_), std::memory_order_release);
 }
 
