@@ -73,6 +73,8 @@ constexpr std::size_t kMostLaneBytes = 256 << 10, kLeastLaneBytes = 16 << 10;
 constexpr std::size_t kLanesBytes = 2 << 20;
 /// A persistent operation takes what it needs up to kMostBytes, and less where memory is short.
 constexpr std::size_t kMostBytes = 512 << 10;
+/// Of a vector: shorter ones get no large scratch of their own, which takes milliseconds to set up.
+constexpr std::size_t kLeastLarge = 4 << 10;
 /// Flags of a persistent operation's lane, at least: what processors fetch ahead of a line should
 /// not be the next window's. 2 ranks on AMD Zen 4: 155 ns rather than 180 for 512 bytes.
 constexpr int kLeastFlags = 4;
@@ -279,7 +281,7 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
   wanted = std::clamp(wanted, least, std::max(least, kMostBytes));
   const bool is_short = longest <= wanted / units || group_.size == 2;
   const bool turns =
-      task.may_turn_ && route == Route::host && plan.bytes >= HostChannel::kLeastTurned && is_short;
+      task.may_turn_ && route == Route::host && plan.bytes >= kLeastLarge && is_short;
   const int flags = std::max(schedule->flags, kLeastFlags);
   for (;; wanted = std::max(least, wanted / 8)) {
     // Hundreds of them do not take what later communicators need: they go in smaller pieces.

@@ -99,6 +99,8 @@ constexpr Row kReduce[] = {
     {kAny, 512,       "one_shot"},
     {16,   4 * KiB,   "tree4"},
     {16,   192 * KiB, "two_shot"},
+    {16,   384 * KiB, "returning_two_shot", 64 * KiB, kIntel},
+    {16,   384 * KiB, "two_shot", 64 * KiB},
     {16,   kAll,      "ring",     64 * KiB},
     {16,   2 * MiB,   "two_shot"},
     {16,   kAll,      "rootless", 128 * KiB},

@@ -79,7 +79,7 @@ TEST(Select, LongReducesOfRanksWithCoresTravel) {
   Key key;
   key.collective = Collective::reduce;
   for (key.size = 3; key.size <= 16; ++key.size)
-    for (key.bytes = key.size > 8 ? 256u << 10 : 1u << 20; key.bytes <= 256u << 20; key.bytes *= 2)
+    for (key.bytes = key.size > 8 ? 512u << 10 : 1u << 20; key.bytes <= 256u << 20; key.bytes *= 2)
       for (bool* const obstacle :
            {static_cast<bool*>(nullptr), &key.is_crowded, &key.is_widened, &key.has_little_room}) {
         if (obstacle != nullptr) *obstacle = true;
