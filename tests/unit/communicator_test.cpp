@@ -147,7 +147,7 @@ TEST(Plans, ShortVectorsOfAnyLengthGoInOneRun) {
         request.collective = collective;
         request.count = count;
         const Path& path = plans.path(plans.find(request), Route::host, group.findings());
-        EXPECT_EQ(path.arguments.slice, count);
+        EXPECT_GE(path.arguments.slice, path.arguments.longest);
         EXPECT_TRUE(path.binding) << count;
       }
   });
@@ -662,7 +662,7 @@ TEST(Communicator, OrderIsALeftFoldAndAllRanksAgreeBitByBit) {
 /// same order where buffers lie in memory that all have mapped.
 TEST(Communicator, LongReducesHaveTheSameBitsWhereverBuffersLie) {
   const test::ManyCores cores;
-  constexpr std::size_t kCount = 40000;
+  constexpr std::size_t kCount = 150000;
   for (const int size : {3, 5, 8, 9})
     for (const int root : {0, 1, size - 1}) {
       const auto bits = [&](bool is_shared, const char* algorithm) {
