@@ -407,6 +407,14 @@ class Lowering {
       if (!slots_[rank].empty())
         units = std::max(units, slots_[rank].back().offset + slots_[rank].back().span);
     }
+    int waits = 0, readers_of_slot = 0;
+    std::map<std::pair<int, int>, int> readers;
+    if (reach_ == Reach::scratch)
+      for (const Emitter& emitter : emitters) {
+        waits = std::max(waits, static_cast<int>(emitter.waited.size()));
+        for (const auto& slot : emitter.waited)
+          readers_of_slot = std::max(readers_of_slot, ++readers[slot]);
+      }
     const bool has_returns = std::any_of(nodes_.begin(), nodes_.end(),
                                          [](const Node& node) { return !node.returns_to.empty(); });
     lowered.resize(static_cast<std::size_t>(size_));
@@ -418,6 +426,8 @@ class Lowering {
       schedule.slots = slots_;
       schedule.flags = flags;
       schedule.units = units;
+      schedule.waits = waits;
+      schedule.readers_of_slot = readers_of_slot;
       schedule.stages = stages;
       schedule.readers.assign(readers_[rank].begin(), readers_[rank].end());
       schedule.attached_readers.assign(attached_readers_[rank].begin(),

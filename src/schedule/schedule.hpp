@@ -169,6 +169,10 @@ struct Schedule {
   std::vector<std::vector<Slot>> slots;  ///< of each rank, in the order of its signals
   int flags = 0;                         ///< the largest number of slots that a rank has
   int units = 0;                         ///< the largest sum of spans that a rank has
+  int waits = 0;                         ///< the largest number of slots that a rank waits for
+  /// The largest number of ranks that wait for one. Zero where slots need not hold what is read
+  /// (other than Reach::scratch).
+  int readers_of_slot = 0;
   /// Steps carry stages 0, 1, ... in order, each used by some rank. A backend that runs a schedule
   /// again and again on slices of the data may run stage 0 of run i + 1 before stage 1 of run i,
   /// and so on (software pipelining).

@@ -89,7 +89,16 @@ std::size_t Channel::lay_out(const Room& room) {
   small_at_ = round_up(kLinesAt + sizeof(Line) * static_cast<std::size_t>(kWindows * flags_),
                        has_pages ? kPage : kCacheLine) +
               spread;
-  return round_up(small_at_ + kWindows * small_stride_, has_pages ? kPage : kCacheLine);
+  // 64 bytes of payload take two cells, longer ones less than two for each 64.
+  cells_ = room.bytes > kInlineBytes
+               ? std::min(2 * (round_up(room.bytes, kCacheLine) / kCacheLine), kMostCells)
+               : 0;
+  cell_stride_ = sizeof(Cell) * cells_;
+  cell_stride_ = has_pages ? round_up(cell_stride_, kPage) + kSpread : cell_stride_ + kFetchedAhead;
+  cells_at_ =
+      round_up(small_at_ + kWindows * small_stride_, has_pages ? kPage : kCacheLine) + spread;
+  const std::size_t end = cells_ > 0 ? cells_at_ + kWindows * cell_stride_ : cells_at_;
+  return round_up(end, has_pages ? kPage : kCacheLine);
 }
 
 /// The regions begin `at` bytes behind those of the segment.
@@ -102,6 +111,7 @@ void Channel::map_control(std::shared_ptr<Segment> segment, std::size_t at) {
     peer.control = reinterpret_cast<Control*>(region);
     peer.lines = reinterpret_cast<Line*>(region + kLinesAt);
     peer.small = region + small_at_;
+    peer.cells = reinterpret_cast<Cell*>(region + cells_at_);
   }
   last_run_ = kWindows;  // so that "the run kWindows before" is never negative
 }

@@ -24,6 +24,38 @@ constexpr std::size_t kBounceBytes = 64 << 10;
 /// than 2.00 for 64 B, 5.27 rather than 5.54 for 4 KiB.
 constexpr int kLookAhead = 8;
 
+/// What goes through cells: chunks of up to so many, where one rank reads them or several; and in
+/// all so many that a rank waits for. Readers that fetch lines while they are being written delay
+/// that. 4 ranks on an Intel Xeon, one_shot, allreduce: 256 B take 0.95 of the time, 512 B 1.6; 16
+/// ranks, two_shot, 4 KiB: 1.5; docs/results.md has more.
+constexpr int kMostCellsOfOne = 19, kMostCellsOfSeveral = 5, kMostCellsAwaited = 42;
+/// For the largest chunk that does.
+constexpr std::size_t kCellsRoom = round_up(kMostCellsOfOne * kCellBytes, kCacheLine);
+
+constexpr int cells_of(std::size_t bytes) {
+  return static_cast<int>((bytes + kCellBytes - 1) / kCellBytes);
+}
+
+/// Writes `bytes` to cells. Release: pairs with the acquire in are_filled(); what a cell holds
+/// comes with its tag, and so does all that this rank has written before.
+inline void fill(Cell* cells, const void* from, std::size_t bytes, std::uint64_t tag) {
+  const auto* source = static_cast<const std::byte*>(from);
+  for (; bytes > kCellBytes; bytes -= kCellBytes, source += kCellBytes, ++cells) {
+    std::memcpy(cells->payload, source, kCellBytes);
+    cells->tag.store(tag, std::memory_order_release);
+  }
+  std::memcpy(cells->payload, source, bytes);
+  cells->tag.store(tag, std::memory_order_release);
+}
+
+/// The inverse, of cells that have been waited for.
+inline void take(void* to, const Cell* cells, std::size_t bytes) {
+  auto* target = static_cast<std::byte*>(to);
+  for (; bytes > kCellBytes; bytes -= kCellBytes, target += kCellBytes, ++cells)
+    std::memcpy(target, cells->payload, kCellBytes);
+  std::memcpy(target, cells->payload, bytes);
+}
+
 /// Of a clock that takes little to read: 2 to 4 in a nanosecond, or one.
 inline std::uint64_t ticks() {
 #if defined(__x86_64__)
@@ -47,6 +79,8 @@ Program::Program(Channel& channel, const Schedule& schedule)
       stages_(schedule.stages),
       flags_(schedule.flags),
       units_(schedule.units),
+      most_waits_(schedule.waits),
+      readers_of_slot_(schedule.readers_of_slot),
       readers_(*channel.reader_lists_.insert(schedule.readers).first),
       attached_readers_(schedule.attached_readers),
       endangers_input_(schedule.endangers_input),
@@ -65,6 +99,8 @@ Program::Program(Channel& channel, const Schedule& schedule)
       instruction.span = schedule.slots[owner][step.slot].span;
       if (step.verb == Verb::wait) {
         if (instruction.span == 0) entry[owner] = step.slot;
+        instruction.chunk = schedule.slots[owner][step.slot].chunk;
+        instruction.offset = schedule.slots[owner][step.slot].offset;
         instruction.number = static_cast<int>(waits_.size());
         waits_.push_back(instruction.line);
       }
@@ -185,11 +221,17 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments, bool is
   set(arguments);
   const bool is_mapped = std::any_of(operands_.begin(), operands_.end(),
                                      [](const Operand& operand) { return operand.is_mapped; });
-  const bool has_scratch = !arguments.is_large || channel_.has_data();
+  const std::size_t unit_cells = runs_ == 1 ? cells_of_unit() : 0;
+  const bool has_scratch = !arguments.is_large || channel_.has_data() || unit_cells > 0;
   if (runs_ != 1 || !has_scratch || is_attached_ || is_mapped || !attached_readers_.empty())
     return nullptr;
   auto bound = std::make_unique<Bound>();
   bound->kernel = kernel_;
+  bound->unit_cells = unit_cells;
+  if (unit_cells > 0) {
+    bound->heads.assign(waits_.size(), nullptr);
+    taken_.resize(std::max(taken_.size(), (from_.size() + 1) * kCellsRoom));
+  }
   bound->is_streamed = arguments.store == Store::stream;
   for (const Instruction& instruction : instructions_) {
     BoundStep step{instruction.verb,
@@ -201,7 +243,11 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments, bool is
                    instruction.number,
                    instruction.line,
                    0};
-    if (instruction.verb == Verb::signal || instruction.verb == Verb::wait) {
+    if (instruction.verb == Verb::wait) {
+      bind_wait(*bound, step, instruction);
+      continue;
+    }
+    if (instruction.verb == Verb::signal) {
       bound->steps.push_back(step);
       continue;
     }
@@ -213,8 +259,20 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments, bool is
       if (count == 0) continue;
       step.count = instruction.verb == Verb::copy ? count * element_ : count;
       step.first = static_cast<int>(bound->places.size());
-      for (int i = 0; i < instruction.to_count + instruction.from_count; ++i)
-        bound->places.push_back(place(operands[i], index));
+      step.cell_count = 0;
+      for (int i = 0; i < instruction.to_count + instruction.from_count; ++i) {
+        const Operand& operand = operands[i];
+        Place where = place(operand, index);
+        if (unit_cells > 0 && operand.buffer == Buffer::scratch && !is_inline(operand.slot_span)) {
+          const std::size_t unit = static_cast<std::size_t>(operand.offset + index);
+          const Cell* const cells =
+              channel_.peers_[static_cast<std::size_t>(operand.rank)].cells + unit * unit_cells;
+          where = {Place::absolute, reinterpret_cast<std::intptr_t>(cells),
+                   static_cast<std::ptrdiff_t>(channel_.cell_stride_), cells_of(count * element_)};
+        }
+        step.cell_count += where.cells;
+        bound->places.push_back(where);
+      }
       bound->steps.push_back(step);
     }
   }
@@ -232,11 +290,47 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments, bool is
   return bound;
 }
 
+/// Cells that a unit takes; zero: nothing goes through cells. Equal on all ranks. What returns goes
+/// back and forth, for which cells have one tag too few.
+std::size_t Program::cells_of_unit() const {
+  const std::size_t bytes = arguments_.longest * element_;
+  const int most = readers_of_slot_ > 1 ? kMostCellsOfSeveral : kMostCellsOfOne;
+  if (units_ == 0 || readers_of_slot_ == 0 || returns_ || arguments_.is_contiguous ||
+      bytes > static_cast<std::size_t>(most) * kCellBytes)
+    return 0;
+  const int cells = cells_of(bytes);
+  const auto all = static_cast<std::size_t>(cells * units_);
+  return cells * most_waits_ <= kMostCellsAwaited && all <= channel_.cells_
+             ? static_cast<std::size_t>(cells)
+             : 0;
+}
+
+/// A wait for a slot that is in cells is one for each unit's. Where all are empty, there is the
+/// line.
+void Program::bind_wait(Bound& bound, const BoundStep& step, const Instruction& instruction) const {
+  const std::size_t first = bound.steps.size();
+  if (bound.unit_cells > 0 && instruction.span > 0 && !is_inline(instruction.span)) {
+    const Cell* const cells = channel_.peers_[static_cast<std::size_t>(instruction.peer)].cells;
+    for (int index = 0; index < instruction.span; ++index) {
+      const std::size_t count = slice_count(instruction.chunk + index, 1);
+      if (count == 0) continue;
+      BoundStep each = step;
+      each.cells = cells + static_cast<std::size_t>(instruction.offset + index) * bound.unit_cells;
+      each.cell_count = cells_of(count * element_);
+      bound.steps.push_back(each);
+    }
+  }
+  if (bound.steps.size() == first)
+    bound.steps.push_back(step);
+  else
+    bound.heads[static_cast<std::size_t>(step.number)] = bound.steps[first].cells;
+}
+
 Operation& Program::launch(const Arguments& arguments) {
   bound_ = static_cast<const Bound*>(arguments.binding);
-  if (bound_ != nullptr && !bound_->addresses.empty() &&
-      (arguments.in != bound_->in || arguments.out != bound_->out))
-    bound_ = nullptr;  // copies of the buffers
+  // Not if these are copies of the buffers.
+  has_addresses_ = bound_ != nullptr && !bound_->addresses.empty() && arguments.in == bound_->in &&
+                   arguments.out == bound_->out;
   if (bound_ != nullptr) {
     arguments_.in = arguments.in;
     arguments_.out = arguments.out;
@@ -268,6 +362,7 @@ bool Program::repeat() {
 inline void Program::begin() {
   hash_ = channel_.current_.hash;
   first_run_ = channel_.last_run_ + 1;
+  tag_ = hash_ + first_run_;
   channel_.last_run_ += static_cast<std::uint64_t>(runs_);
   turn_to(first_run_);
   tick_ = 0;
@@ -339,7 +434,7 @@ bool Program::advance(int polls) {
 }
 
 bool Program::advance_bound(int polls) {
-  return bound_->addresses.empty() ? advance_bound<false>(polls) : advance_bound<true>(polls);
+  return has_addresses_ ? advance_bound<true>(polls) : advance_bound<false>(polls);
 }
 
 /// The same for a single run: its stages come one after the other, as they stand. `is_fixed`: with
@@ -368,6 +463,10 @@ bool Program::advance_bound(int polls) {
       case Verb::wait: {
         Line& line = step.line[line_offset];
         shake();
+        if (step.cells != nullptr) {
+          if (!are_filled(step, polls)) return false;
+          break;
+        }
         // Acquire: pairs with the release in give_signal().
         if (line.run.load(std::memory_order_acquire) == run) [[likely]]
           take_signal(line, step.peer, run);
@@ -376,6 +475,10 @@ bool Program::advance_bound(int polls) {
         break;
       }
       default: {
+        if (step.cell_count > 0) {
+          move_cells(step);
+          break;
+        }
         void* const* to = addresses + step.first;
         const void* const* from = to + step.to_count;
         if (!is_fixed) {
@@ -415,8 +518,8 @@ inline void Program::give_signal(Line& line, bool has_payload) {
     std::memcpy(line.payload, &arguments_.in, sizeof arguments_.in);
     store_fence();  // peers read `in` itself, which the program may have written by streamed stores
   }
-  // Release: pairs with the acquire in is_signalled(); the slot's payload comes with it, or what was
-  // returned to peers' slots.
+  // Release: pairs with the acquire in is_signalled(); the slot's payload comes with it, or what
+  // was returned to peers' slots.
   line.run.store(first_run_ + static_cast<std::uint64_t>(run_), std::memory_order_release);
 }
 
@@ -487,6 +590,73 @@ bool Program::is_signalled(Line* const first, int peer, int number, int end, int
   return true;
 }
 
+/// Whether the cells that a step waits for have come.
+bool Program::are_filled(const BoundStep& step, int polls) {
+  const auto in_window = [&](const Cell* cell) {
+    return reinterpret_cast<const Cell*>(reinterpret_cast<const std::byte*>(cell) +
+                                         static_cast<std::size_t>(window_) * channel_.cell_stride_);
+  };
+  const Cell* const cells = in_window(step.cells);
+  const std::ptrdiff_t line_offset = static_cast<std::ptrdiff_t>(window_) * channel_.flags_;
+  for (int i = 0; i < step.cell_count; ++i) {
+    // Acquire: pairs with the release in fill().
+    for (int poll = 0; cells[i].tag.load(std::memory_order_acquire) != tag_; relax()) {
+      if (poll == 0) {
+        const auto& heads = bound_->heads;
+        const auto number = static_cast<std::size_t>(step.number);
+        for (std::size_t next = number + 1; next < std::min(number + kLookAhead, heads.size());
+             ++next)
+          __builtin_prefetch(heads[next] != nullptr
+                                 ? static_cast<const void*>(in_window(heads[next]))
+                                 : static_cast<const void*>(&waits_[next][line_offset]));
+      }
+      if (++poll <= polls) continue;
+      // In another call than this the tags are others, and so is the signature.
+      const Line& line = step.line[line_offset];
+      if (line.run.load(std::memory_order_acquire) == first_run_ && line.signature != hash_)
+        channel_.disagree(step.peer);
+      blocked_on_ = step.peer;
+      return false;
+    }
+  }
+  Channel::Peer& its = channel_.peers_[static_cast<std::size_t>(step.peer)];
+  its.completed = std::max(its.completed, first_run_ - 1);  // as in take_signal()
+  return true;
+}
+
+/// Performs a copy or reduce step some of whose operands lie in cells.
+void Program::move_cells(const BoundStep& step) {
+  const Place* const places = &bound_->places[static_cast<std::size_t>(step.first)];
+  const std::size_t bytes = step.verb == Verb::copy ? step.count : step.count * bound_->element;
+  std::byte* room = taken_.data();
+  for (int i = 0; i < step.from_count; ++i) {
+    const Place& place = places[step.to_count + i];
+    const void* source = address(place);
+    if (place.cells > 0) {
+      take(room, static_cast<const Cell*>(source), bytes);
+      source = room;
+      room += kCellsRoom;
+    }
+    from_[static_cast<std::size_t>(i)] = source;
+  }
+  int plain = 0;
+  for (int i = 0; i < step.to_count; ++i)
+    if (places[i].cells == 0) to_[static_cast<std::size_t>(plain++)] = address(places[i]);
+  const void* result = from_[0];
+  if (step.verb == Verb::copy) {
+    if (plain > 0) copy(to_.data(), plain, result, bytes, step.store);
+  } else {
+    if (plain == 0) to_[static_cast<std::size_t>(plain++)] = room;
+    bound_->kernel(to_.data(), plain, from_.data(), step.from_count, step.count, Store::cached);
+    result = to_[0];
+  }
+  for (int i = 0; i < step.to_count; ++i) {
+    if (places[i].cells == 0) continue;
+    shake();
+    fill(reinterpret_cast<Cell*>(address(places[i])), result, bytes, tag_);
+  }
+}
+
 /// What the signal tells besides.
 inline void Program::take_signal(const Line& line, int peer, std::uint64_t run) {
   if (line.signature != hash_) [[unlikely]]
@@ -530,7 +700,7 @@ inline Program::Place Program::place(const Operand& operand, int index) const {
     return Place{base, reinterpret_cast<std::intptr_t>(first + offset),
                  static_cast<std::ptrdiff_t>(stride)};
   };
-  if (static_cast<std::size_t>(operand.slot_span) * inline_stride_ <= kInlineBytes)
+  if (is_inline(operand.slot_span))
     return shared(Place::absolute, operand.line->payload,
                   static_cast<std::size_t>(operand.slot_first + index) * inline_stride_,
                   sizeof(Line) * static_cast<std::size_t>(channel_.flags_));

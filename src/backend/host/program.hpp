@@ -58,6 +58,8 @@ class Program final : public trib::Program, public Operation {
     int peer;    // wait
     Line* line;  // signal, wait: window 0
     int number;  // wait: its place in waits_
+    // Wait: of its slot.
+    int chunk = 0, offset = 0;
   };
 
   /// Where bytes are. What lies in shared memory lies there once per window.
@@ -67,6 +69,7 @@ class Program final : public trib::Program, public Operation {
     // there.
     std::intptr_t offset;
     std::ptrdiff_t stride;
+    int cells = 0;  // that it takes, if it lies in cells
   };
   /// A step of a single run.
   struct BoundStep {
@@ -76,7 +79,9 @@ class Program final : public trib::Program, public Operation {
     int first;  // into places: `to`, then `from`
     int peer, number;
     Line* line;
-    std::size_t count;  // elements; copy: bytes
+    std::size_t count;            // elements; copy: bytes
+    const Cell* cells = nullptr;  // wait: that are to come, in window 0; null: the line is
+    int cell_count = 0;           // of these; copy and reduce: of all operands
   };
   struct Bound final : Binding {
     std::vector<BoundStep> steps;
@@ -84,6 +89,8 @@ class Program final : public trib::Program, public Operation {
     ReduceKernel kernel = nullptr;
     bool is_streamed = false;
     std::size_t element = 0, pass_bytes = 0, turns = 1;
+    std::size_t unit_cells = 0;      // of a chunk; zero: nothing is in cells
+    std::vector<const Cell*> heads;  // of each wait: the first cell that it waits for, or null
     // For fixed buffers: the places' addresses, window by window.
     const void* in = nullptr;
     void* out = nullptr;
@@ -96,6 +103,13 @@ class Program final : public trib::Program, public Operation {
   bool has_credit();
   void give_signal(Line& line, bool has_payload);
   bool is_signalled(Line* line, int peer, int number, int end, int polls);
+  std::size_t cells_of_unit() const;
+  void bind_wait(Bound& bound, const BoundStep& step, const Instruction& instruction) const;
+  bool are_filled(const BoundStep& step, int polls);
+  void move_cells(const BoundStep& step);
+  bool is_inline(int slot_span) const {
+    return static_cast<std::size_t>(slot_span) * inline_stride_ <= kInlineBytes;
+  }
   void take_signal(const Line& line, int peer, std::uint64_t run);
   bool advance_bound(int polls);
   template <bool is_fixed>
@@ -123,6 +137,7 @@ class Program final : public trib::Program, public Operation {
   Channel& channel_;
   const int rank_;
   const int chunks_, stages_, flags_, units_;
+  const int most_waits_, readers_of_slot_;  // Schedule::waits, readers_of_slot
   const std::vector<int>& readers_;
   const std::vector<int> attached_readers_;
   std::vector<Instruction> instructions_;
@@ -147,6 +162,8 @@ class Program final : public trib::Program, public Operation {
   std::size_t turns_ = 1;          // such places in a window, used in turn
   bool is_scattered_ = false;      // `out` starts with the rank's chunk
   std::uint64_t first_run_ = 0;    // number of the operation's first run
+  std::uint64_t tag_ = 0;          // of cells, in an operation of one run
+  bool has_addresses_ = false;     // bound_->addresses are those of its buffers
   long runs_ = 0;
   long tick_ = 0;
   int stage_ = 0;
@@ -161,6 +178,7 @@ class Program final : public trib::Program, public Operation {
   std::vector<void*> to_;
   std::vector<const void*> from_;
   std::vector<std::byte> bounce_;
+  std::vector<std::byte> taken_;       // from cells, and what is to go there
   std::vector<std::byte> input_copy_;  // grows to the largest `in` that had to be copied
 };
 
