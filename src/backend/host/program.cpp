@@ -643,9 +643,7 @@ void Program::move_cells(const BoundStep& step) {
   for (int i = 0; i < step.to_count; ++i)
     if (places[i].cells == 0) to_[static_cast<std::size_t>(plain++)] = address(places[i]);
   const void* result = from_[0];
-  if (step.verb == Verb::copy) {
-    if (plain > 0) copy(to_.data(), plain, result, bytes, step.store);
-  } else {
+  if (step.verb == Verb::reduce) {
     if (plain == 0) to_[static_cast<std::size_t>(plain++)] = room;
     bound_->kernel(to_.data(), plain, from_.data(), step.from_count, step.count, Store::cached);
     result = to_[0];
@@ -655,6 +653,8 @@ void Program::move_cells(const BoundStep& step) {
     shake();
     fill(reinterpret_cast<Cell*>(address(places[i])), result, bytes, tag_);
   }
+  // Last: peers wait for cells, and a copy may lie over its source.
+  if (step.verb == Verb::copy && plain > 0) copy(to_.data(), plain, result, bytes, step.store);
 }
 
 /// What the signal tells besides.
