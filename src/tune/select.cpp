@@ -42,17 +42,17 @@ struct Row {
 };
 
 // The first row that fits serves the call; some only come to that where everything is to be folded
-// in rank order. Measured on 2026-11-21 with `trib bench COLLECTIVE -n N
-// --algorithm A`: 2 ranks on an AMD EPYC (Zen 5) of 2 cores; 4, 8, 16 and 64 ranks on an Intel Xeon
-// of 64 cores, and 24, 32, 61 and 63 ranks where grouped_two_shot stands: there rabenseifner loses
-// most. The reduce_scatters of 8 and 16 ranks again on 2026-11-22, on 16 cores, and Reduce of 3, 4,
-// 6, 8 and 16 ranks there and of 24 and 32 on 32 cores on the day after, with 3 to 7 launches of
-// each way in turns. 2 ranks again on 2026-11-22, while the two cores shared a cache and while they
-// did not: the rows are those that lose least in either state. Slices of their Reduce: on an AMD
-// EPYC (Zen 4) of 2 cores, where the root folds one while the other rank copies the next. 17 to 32
-// ranks again up to 128 KiB, and Reduces of 31: on 32 cores on 2026-11-25. Up to 8 ranks again on
-// 2026-11-26, on 16 cores of an Intel Xeon and 2 of another, with returning_two_shot, which nobody
-// has seen elsewhere: what hands a line back and forth may be slow there.
+// in rank order. Measured on 2026-11-21 with `trib bench COLLECTIVE -n N --algorithm A`: 2 ranks on
+// an AMD EPYC (Zen 5) of 2 cores; 4, 8, 16 and 64 ranks on an Intel Xeon of 64 cores, and 24, 32,
+// 61 and 63 ranks where grouped_two_shot stands: there rabenseifner loses most. The reduce_scatters
+// of 8 and 16 ranks again on 2026-11-22, on 16 cores, and Reduce of 3, 4, 6, 8 and 16 ranks there
+// and of 24 and 32 on 32 cores on the day after, with 3 to 7 launches of each way in turns. 2 ranks
+// again on 2026-11-22, while the two cores shared a cache and while they did not: the rows are
+// those that lose least in either state. Slices of their Reduce: on an AMD EPYC (Zen 4) of 2 cores,
+// where the root folds one while the other rank copies the next. 17 to 32 ranks again up to 128
+// KiB, and Reduces of 31: on 32 cores on 2026-11-25. Up to 8 ranks again on 2026-11-26, on 16 cores
+// of an Intel Xeon and 2 of another, with returning_two_shot, which nobody has seen elsewhere: what
+// hands a line back and forth may be slow there.
 // clang-format off
 constexpr bool kIntel = true;
 constexpr Row kAllreduce[] = {
