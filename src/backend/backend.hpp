@@ -167,9 +167,9 @@ class Program {
   virtual ~Program() = default;
   /// The most bytes of one chunk that a pass has room for, with Arguments::is_large or without.
   virtual std::size_t fit(bool is_large) const = 0;
-  /// Null: nothing is gained by it. `is_fixed`: for calls that have the same buffers, too.
-  virtual std::unique_ptr<Binding> bind(const Arguments& arguments, bool is_fixed) {
-    (void)arguments, (void)is_fixed;
+  /// For calls with such arguments, whatever their buffers. Null: nothing is gained by it.
+  virtual std::unique_ptr<Binding> bind(const Arguments& arguments) {
+    (void)arguments;
     return nullptr;
   }
   /// `arguments` need not outlive the call, but chunk_begin and the binding must stay until the

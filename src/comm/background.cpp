@@ -314,13 +314,7 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
       lane->has_own_plan = true;
       lane->turns = lane->channel->has_data();
       turning_lanes_.fetch_add(lane->turns, std::memory_order_relaxed);
-      Path& path = lane->plans.path(own, route, choice);
-      if (path.binding) {
-        path.arguments.in = request.in;
-        path.arguments.out = request.out;
-        path.binding = path.loaded->program->bind(path.arguments, /*is_fixed=*/true);
-        path.arguments.binding = path.binding.get();
-      }
+      lane->plans.path(own, route, choice);
       DeviceChannel* const device = devices_.of_requests();
       if (task.meets_ && way)
         lane->plans.path(own, Route::device, *way, device);

@@ -277,7 +277,7 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
   arguments.is_contiguous = arguments.is_large && slice < longest && slice < kScatteredSlice &&
                             !has_chunk_per_rank(request.collective) &&
                             path.choice.algorithm->association != Association::ring;
-  path.binding = path.loaded->program->bind(arguments, /*is_fixed=*/false);
+  path.binding = path.loaded->program->bind(arguments);
   arguments.binding = path.binding.get();
   if (!arguments.is_contiguous) return true;
   // The last pass is about as long as the others, so that no rank has less to do in it.

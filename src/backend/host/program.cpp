@@ -29,6 +29,8 @@ constexpr int kLookAhead = 8;
 /// that. 4 ranks on an Intel Xeon, one_shot, allreduce: 256 B take 0.95 of the time, 512 B 1.6; 16
 /// ranks, two_shot, 4 KiB: 1.5; docs/results.md has more.
 constexpr int kMostCellsOfOne = 19, kMostCellsOfSeveral = 5, kMostCellsAwaited = 42;
+/// Waits for cells that came to nothing, between two looks whether the peer is in another call.
+constexpr int kMissesPerLook = 4;
 /// For the largest chunk that does.
 constexpr std::size_t kCellsRoom = round_up(kMostCellsOfOne * kCellBytes, kCacheLine);
 
@@ -217,7 +219,7 @@ inline void Program::turn_to(std::uint64_t number) {
 
 /// Steps with all that need not be worked out anew in each call. Most of a small call's time would
 /// go into that.
-std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments, bool is_fixed) {
+std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments) {
   set(arguments);
   const bool is_mapped = std::any_of(operands_.begin(), operands_.end(),
                                      [](const Operand& operand) { return operand.is_mapped; });
@@ -279,14 +281,6 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments, bool is
   bound->element = element_;
   bound->pass_bytes = pass_bytes_;
   bound->turns = turns_;
-  if (!is_fixed || turns_ > 1) return bound;
-  bound->in = arguments.in;
-  bound->out = arguments.out;
-  bases_[Place::in] = reinterpret_cast<std::intptr_t>(arguments.in);
-  bases_[Place::out] = reinterpret_cast<std::intptr_t>(arguments.out);
-  bases_[Place::scratch] = 0;
-  for (window_ = 0; window_ < kWindows; ++window_)
-    for (const Place& place : bound->places) bound->addresses.push_back(address(place));
   return bound;
 }
 
@@ -328,9 +322,6 @@ void Program::bind_wait(Bound& bound, const BoundStep& step, const Instruction& 
 
 Operation& Program::launch(const Arguments& arguments) {
   bound_ = static_cast<const Bound*>(arguments.binding);
-  // Not if these are copies of the buffers.
-  has_addresses_ = bound_ != nullptr && !bound_->addresses.empty() && arguments.in == bound_->in &&
-                   arguments.out == bound_->out;
   if (bound_ != nullptr) {
     arguments_.in = arguments.in;
     arguments_.out = arguments.out;
@@ -369,6 +360,7 @@ inline void Program::begin() {
   stage_ = 0;
   next_ = 0;
   is_credited_ = false;
+  misses_ = 0;
 }
 
 /// Where `out` lies over an `in` that peers may still be reading when we write: they get a copy to
@@ -433,13 +425,7 @@ bool Program::advance(int polls) {
   return true;
 }
 
-bool Program::advance_bound(int polls) {
-  return has_addresses_ ? advance_bound<true>(polls) : advance_bound<false>(polls);
-}
-
-/// The same for a single run: its stages come one after the other, as they stand. `is_fixed`: with
-/// addresses that were worked out before.
-template <bool is_fixed>
+/// The same for a single run: its stages come one after the other, as they stand.
 bool Program::advance_bound(int polls) {
   const Bound& bound = *bound_;
   if (!is_credited_) {
@@ -450,9 +436,6 @@ bool Program::advance_bound(int polls) {
   const std::uint64_t run = first_run_;
   const std::ptrdiff_t line_offset = static_cast<std::ptrdiff_t>(window_) * channel_.flags_;
   const int last_wait = static_cast<int>(waits_.size());
-  void* const* const addresses =
-      is_fixed ? bound.addresses.data() + bound.places.size() * static_cast<std::size_t>(window_)
-               : nullptr;
   const BoundStep* const steps = bound.steps.data();
   for (const int end = static_cast<int>(bound.steps.size()); next_ < end; ++next_) {
     const BoundStep& step = steps[next_];
@@ -479,21 +462,16 @@ bool Program::advance_bound(int polls) {
           move_cells(step);
           break;
         }
-        void* const* to = addresses + step.first;
-        const void* const* from = to + step.to_count;
-        if (!is_fixed) {
-          const Place* const places = &bound.places[static_cast<std::size_t>(step.first)];
-          for (int i = 0; i < step.to_count; ++i)
-            to_[static_cast<std::size_t>(i)] = address(places[i]);
-          for (int i = 0; i < step.from_count; ++i)
-            from_[static_cast<std::size_t>(i)] = address(places[step.to_count + i]);
-          to = to_.data();
-          from = from_.data();
-        }
+        const Place* const places = &bound.places[static_cast<std::size_t>(step.first)];
+        for (int i = 0; i < step.to_count; ++i)
+          to_[static_cast<std::size_t>(i)] = address(places[i]);
+        for (int i = 0; i < step.from_count; ++i)
+          from_[static_cast<std::size_t>(i)] = address(places[step.to_count + i]);
         if (step.verb == Verb::reduce)
-          reduce(bound.kernel, to, step.to_count, from, step.from_count, step.count, step.store);
+          reduce(bound.kernel, to_.data(), step.to_count, from_.data(), step.from_count, step.count,
+                 step.store);
         else
-          copy(to, step.to_count, from[0], step.count, step.store);
+          copy(to_.data(), step.to_count, from_[0], step.count, step.store);
       }
     }
   }
@@ -611,9 +589,11 @@ bool Program::are_filled(const BoundStep& step, int polls) {
                                  : static_cast<const void*>(&waits_[next][line_offset]));
       }
       if (++poll <= polls) continue;
-      // In another call than this the tags are others, and so is the signature.
+      // In another call than this the tags are others, and so is the signature. Not at once: the
+      // peer is about to write the line, and would have to take it back.
       const Line& line = step.line[line_offset];
-      if (line.run.load(std::memory_order_acquire) == first_run_ && line.signature != hash_)
+      if (++misses_ % kMissesPerLook == 0 &&
+          line.run.load(std::memory_order_acquire) == first_run_ && line.signature != hash_)
         channel_.disagree(step.peer);
       blocked_on_ = step.peer;
       return false;

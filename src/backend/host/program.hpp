@@ -19,7 +19,7 @@ class Program final : public trib::Program, public Operation {
   Program(Channel& channel, const Schedule& schedule);
 
   std::size_t fit(bool is_large) const override { return channel_.fit(flags_, units_, is_large); }
-  std::unique_ptr<trib::Binding> bind(const Arguments& arguments, bool is_fixed) override;
+  std::unique_ptr<trib::Binding> bind(const Arguments& arguments) override;
   Operation& launch(const Arguments& arguments) override;
   bool repeat() override;
   bool advance(int polls) override;
@@ -91,10 +91,6 @@ class Program final : public trib::Program, public Operation {
     std::size_t element = 0, pass_bytes = 0, turns = 1;
     std::size_t unit_cells = 0;      // of a chunk; zero: nothing is in cells
     std::vector<const Cell*> heads;  // of each wait: the first cell that it waits for, or null
-    // For fixed buffers: the places' addresses, window by window.
-    const void* in = nullptr;
-    void* out = nullptr;
-    std::vector<void*> addresses;
   };
 
   void set(const Arguments& arguments);
@@ -111,8 +107,6 @@ class Program final : public trib::Program, public Operation {
     return static_cast<std::size_t>(slot_span) * inline_stride_ <= kInlineBytes;
   }
   void take_signal(const Line& line, int peer, std::uint64_t run);
-  bool advance_bound(int polls);
-  template <bool is_fixed>
   bool advance_bound(int polls);
   void move(const Instruction& instruction);
   void copy(void* const* to, int to_count, const void* from, std::size_t bytes, Store store);
@@ -163,7 +157,6 @@ class Program final : public trib::Program, public Operation {
   bool is_scattered_ = false;      // `out` starts with the rank's chunk
   std::uint64_t first_run_ = 0;    // number of the operation's first run
   std::uint64_t tag_ = 0;          // of cells, in an operation of one run
-  bool has_addresses_ = false;     // bound_->addresses are those of its buffers
   long runs_ = 0;
   long tick_ = 0;
   int stage_ = 0;
@@ -172,6 +165,7 @@ class Program final : public trib::Program, public Operation {
   bool is_brief_ = false;  // see advance_one_pass()
   long run_ = 0;           // of the current stage: counts from 0
   int window_ = 0;         // of the current run
+  int misses_ = 0;         // waits for cells that came to nothing, in this call
   int blocked_on_ = -1;
 
   // Scratch for move(): no allocation on the path of a call.
