@@ -374,6 +374,21 @@ class Lowering {
     if (emitter.waited.insert({of, slot}).second) emitter.add({Verb::wait, {}, {}, {of}, slot});
   }
 
+  /// See Schedule::hops. Nodes come after those that they read.
+  int hops() const {
+    std::vector<int> of_node(nodes_.size());
+    const auto at = [&](const Value& value, int reader) {
+      return (value.node < 0 ? 0 : of_node[value.node]) + (value.rank != reader ? 1 : 0);
+    };
+    int most = 0;
+    for (std::size_t index = 0; index < nodes_.size(); ++index)
+      for (const Value& from : nodes_[index].from)
+        of_node[index] = std::max(of_node[index], at(from, nodes_[index].rank));
+    for (int rank = 0; rank < size_; ++rank)
+      for (const auto& [chunk, value] : outputs_[rank]) most = std::max(most, at(value, rank));
+    return most;
+  }
+
   /// `only`: of one rank, all others empty. Each knows all slots of all ranks: of many ranks, that
   /// is a lot of memory.
   std::vector<Schedule> emit(std::optional<int> only) {
@@ -415,6 +430,7 @@ class Lowering {
         for (const auto& slot : emitter.waited)
           readers_of_slot = std::max(readers_of_slot, ++readers[slot]);
       }
+    const int hops_of_all = hops();
     const bool has_returns = std::any_of(nodes_.begin(), nodes_.end(),
                                          [](const Node& node) { return !node.returns_to.empty(); });
     lowered.resize(static_cast<std::size_t>(size_));
@@ -428,6 +444,7 @@ class Lowering {
       schedule.units = units;
       schedule.waits = waits;
       schedule.readers_of_slot = readers_of_slot;
+      schedule.hops = hops_of_all;
       schedule.stages = stages;
       schedule.readers.assign(readers_[rank].begin(), readers_[rank].end());
       schedule.attached_readers.assign(attached_readers_[rank].begin(),

@@ -172,6 +172,7 @@ struct Schedule {
   /// The largest number of ranks that wait for one. Zero where slots need not hold what is read
   /// (other than Reach::scratch).
   int readers_of_slot = 0;
+  int hops = 0;  ///< the most hand-overs from rank to rank between an input and a result
   /// Steps carry stages 0, 1, ... in order, each used by some rank. A backend that runs a schedule
   /// again and again on slices of the data may run stage 0 of run i + 1 before stage 1 of run i,
   /// and so on (software pipelining).

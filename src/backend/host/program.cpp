@@ -28,11 +28,19 @@ constexpr int kLookAhead = 8;
 /// all so many that a rank waits for. Readers that fetch lines while they are being written delay
 /// that. 4 ranks on an Intel Xeon, one_shot, allreduce: 256 B take 0.95 of the time, 512 B 1.6; 16
 /// ranks, two_shot, 4 KiB: 1.5; docs/results.md has more.
-constexpr int kMostCellsOfOne = 19, kMostCellsOfSeveral = 5, kMostCellsAwaited = 42;
+struct CellLimits {
+  int of_chunk, awaited;
+};
+constexpr CellLimits kOfOneReader{19, 42}, kOfReaders{5, 42};
+/// Where a value goes from rank to rank so many times, to several in the end, all of these are
+/// quicker by cells: allreduce by trees, 9 to 32 ranks, 512 to 896 B 0.74 to 0.93 of the time, 1
+/// KiB 1.1.
+constexpr CellLimits kOfManyHops{16, 100};
+constexpr int kManyHops = 3;
 /// Waits for cells that came to nothing, between two looks whether the peer is in another call.
 constexpr int kMissesPerLook = 4;
 /// For the largest chunk that does.
-constexpr std::size_t kCellsRoom = round_up(kMostCellsOfOne * kCellBytes, kCacheLine);
+constexpr std::size_t kCellsRoom = round_up(kOfOneReader.of_chunk * kCellBytes, kCacheLine);
 
 constexpr int cells_of(std::size_t bytes) {
   return static_cast<int>((bytes + kCellBytes - 1) / kCellBytes);
@@ -83,6 +91,7 @@ Program::Program(Channel& channel, const Schedule& schedule)
       units_(schedule.units),
       most_waits_(schedule.waits),
       readers_of_slot_(schedule.readers_of_slot),
+      hops_(schedule.hops),
       readers_(*channel.reader_lists_.insert(schedule.readers).first),
       attached_readers_(schedule.attached_readers),
       endangers_input_(schedule.endangers_input),
@@ -288,13 +297,15 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments) {
 /// back and forth, for which cells have one tag too few.
 std::size_t Program::cells_of_unit() const {
   const std::size_t bytes = arguments_.longest * element_;
-  const int most = readers_of_slot_ > 1 ? kMostCellsOfSeveral : kMostCellsOfOne;
+  const CellLimits most = readers_of_slot_ == 1 ? kOfOneReader
+                          : hops_ < kManyHops   ? kOfReaders
+                                                : kOfManyHops;
   if (units_ == 0 || readers_of_slot_ == 0 || returns_ || arguments_.is_contiguous ||
-      bytes > static_cast<std::size_t>(most) * kCellBytes)
+      bytes > static_cast<std::size_t>(most.of_chunk) * kCellBytes)
     return 0;
   const int cells = cells_of(bytes);
   const auto all = static_cast<std::size_t>(cells * units_);
-  return cells * most_waits_ <= kMostCellsAwaited && all <= channel_.cells_
+  return cells * most_waits_ <= most.awaited && all <= channel_.cells_
              ? static_cast<std::size_t>(cells)
              : 0;
 }

@@ -131,7 +131,7 @@ class Program final : public trib::Program, public Operation {
   Channel& channel_;
   const int rank_;
   const int chunks_, stages_, flags_, units_;
-  const int most_waits_, readers_of_slot_;  // Schedule::waits, readers_of_slot
+  const int most_waits_, readers_of_slot_, hops_;  // Schedule::waits, readers_of_slot, hops
   const std::vector<int>& readers_;
   const std::vector<int> attached_readers_;
   std::vector<Instruction> instructions_;
