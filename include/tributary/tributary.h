@@ -16,7 +16,10 @@
 extern "C" {
 #endif
 
-/* "0.1.0" */
+/* Of this header; of the library, as text, "0.1.0": */
+#define TRIB_VERSION_MAJOR 0
+#define TRIB_VERSION_MINOR 1
+#define TRIB_VERSION_PATCH 0
 const char* trib_version(void);
 
 /* -------------------------------------------------------------------------------------- results */

@@ -214,7 +214,10 @@ TEST(Api, ResultsHaveTexts) {
   for (int result = 0; result <= TRIB_ERROR_INTERNAL; ++result)
     EXPECT_STRNE(trib_result_text(static_cast<trib_result>(result)), "no result of Tributary");
   EXPECT_STREQ(trib_result_text(static_cast<trib_result>(99)), "no result of Tributary");
-  EXPECT_STRNE(trib_version(), "");
+  const std::string of_header = std::to_string(TRIB_VERSION_MAJOR) + "." +
+                                std::to_string(TRIB_VERSION_MINOR) + "." +
+                                std::to_string(TRIB_VERSION_PATCH);
+  EXPECT_EQ(trib_version(), of_header);
 }
 
 TEST(Api, WrongArgumentsAreNamed) {
