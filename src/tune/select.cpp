@@ -58,7 +58,7 @@ struct Row {
 // clang-format off
 constexpr bool kIntel = true;
 constexpr Row kAllreduce[] = {
-    {2,    800,       "one_shot"},
+    {2,    1 * KiB,   "one_shot"},
     {2,    12 * KiB,  "returning_two_shot", kLong, kIntel},
     {2,    40 * KiB,  "one_shot"},
     {2,    kAll,      "returning_two_shot", 64 * KiB, kIntel},
@@ -90,8 +90,6 @@ constexpr Row kAllreduce[] = {
     {kAny, kAll,      "two_shot", kShort},
 };
 constexpr Row kReduce[] = {
-    {2,    800,       "one_shot", 32 * KiB},
-    {2,    3 * KiB,   "returning_two_shot", kLong, kIntel},
     {2,    256 * KiB, "one_shot", 32 * KiB},
     {2,    2 * MiB,   "one_shot", 64 * KiB},
     {2,    kAll,      "one_shot", 128 * KiB},
