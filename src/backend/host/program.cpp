@@ -32,8 +32,8 @@ struct CellLimits {
   int of_chunk, awaited;
 };
 constexpr CellLimits kOfOneReader{19, 42}, kOfReaders{5, 42};
-/// Where a rank waits for no more than one. 2 ranks, one_shot, another Xeon: Reduces of 1280 and
-/// 1536 B 0.86 to 0.96 of the time; from 33 cells on nothing is gained.
+/// Where a rank waits for no more than one, who has no other reader. 2 ranks, one_shot, another
+/// Xeon: Reduces of 1280 and 1536 B 0.86 to 0.96 of the time; from 33 cells on nothing is gained.
 constexpr CellLimits kOfPair{28, 28};
 /// Where a value goes from rank to rank so many times, to several in the end, all of these are
 /// quicker by cells: allreduce by trees, 9 to 32 ranks, 512 to 896 B 0.74 to 0.93 of the time, 1
@@ -300,7 +300,8 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments) {
 /// back and forth, for which cells have one tag too few.
 std::size_t Program::cells_of_unit() const {
   const std::size_t bytes = arguments_.longest * element_;
-  const CellLimits most = most_waits_ == 1        ? kOfPair
+  const bool is_of_pair = readers_of_slot_ == 1 && most_waits_ == 1;
+  const CellLimits most = is_of_pair              ? kOfPair
                           : readers_of_slot_ == 1 ? kOfOneReader
                           : hops_ < kManyHops     ? kOfReaders
                                                   : kOfManyHops;
