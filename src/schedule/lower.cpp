@@ -426,9 +426,12 @@ class Lowering {
     std::map<std::pair<int, int>, int> readers;
     if (reach_ == Reach::scratch)
       for (const Emitter& emitter : emitters) {
-        waits = std::max(waits, static_cast<int>(emitter.waited.size()));
-        for (const auto& slot : emitter.waited)
+        int awaited = 0;
+        for (const auto& slot : emitter.waited) {
+          awaited += std::max(slots_[slot.first][slot.second].span, 1);
           readers_of_slot = std::max(readers_of_slot, ++readers[slot]);
+        }
+        waits = std::max(waits, awaited);
       }
     const int hops_of_all = hops();
     const bool has_returns = std::any_of(nodes_.begin(), nodes_.end(),

@@ -168,7 +168,7 @@ struct Schedule {
   std::vector<std::vector<Slot>> slots;  ///< of each rank, in the order of its signals
   int flags = 0;                         ///< the largest number of slots that a rank has
   int units = 0;                         ///< the largest sum of spans that a rank has
-  int waits = 0;                         ///< the largest number of slots that a rank waits for
+  int waits = 0;  ///< the most units that a rank waits for; a slot without payload counts as one
   /// The largest number of ranks that wait for one. Zero where slots need not hold what is read
   /// (other than Reach::scratch).
   int readers_of_slot = 0;

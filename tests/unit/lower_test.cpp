@@ -37,6 +37,20 @@ TEST(Lower, CountsHandOvers) {
   }
 }
 
+/// Short payload comes in lines of its own, for each chunk: they are what a rank waits for, not the
+/// slots that hold several.
+TEST(Lower, WaitsAreThoseForChunks) {
+  const Shape shape = shape_of(Collective::reduce_scatter, 16);
+  const auto waits = [&](const char* name) {
+    const auto all = all_ranks(*find_algorithm(name), shape);
+    return lower(all, shape, Reach::scratch).front().waits;
+  };
+  EXPECT_EQ(waits("one_shot"), 15);
+  // In four groups of four: a share of four chunks of each other member, then the sums of four
+  // chunks, one of which is needed, of a member of each group.
+  EXPECT_EQ(waits("grouped_two_shot"), 3 * 4 + 4 * 4);
+}
+
 /// Ranks that make their own part alone choose alike by these.
 TEST(Lower, ARanksOwnPartSaysTheSameOfTheWhole) {
   for (const char* const name : {"one_shot", "two_shot", "returning_two_shot", "tree4", "ring"}) {
