@@ -54,7 +54,7 @@ struct Row {
 // of an Intel Xeon and 2 of another, with returning_two_shot, which nobody has seen elsewhere: what
 // hands a line back and forth may be slow there. 9 to 32 ranks up to 2 KiB again that day, on 16
 // and 32 cores of Intel Xeons, and what else was slower by a tenth than another row there, up to 16
-// ranks.
+// ranks; then 17 to 64 ranks up to 32 KiB, on 64 cores.
 // clang-format off
 constexpr bool kIntel = true;
 constexpr Row kAllreduce[] = {
@@ -84,9 +84,11 @@ constexpr Row kAllreduce[] = {
     {kAny, 512,       "tree8"},
     {kAny, 512,       "one_shot"},
     {16,   kAll,      "two_shot"},
-    {32,   2 * KiB,   "tree8"},
+    {32,   1536,      "tree8"},
     {32,   kAll,      "two_shot"},
-    {kAny, 4 * KiB,   "tree4"},
+    {48,   2560,      "tree8"},
+    {48,   kAll,      "two_shot", kShort},
+    {kAny, 4 * KiB,   "tree8"},
     {kAny, kAll,      "two_shot", kShort},
 };
 constexpr Row kReduce[] = {
@@ -113,10 +115,10 @@ constexpr Row kReduce[] = {
     {16,   kAll,      "ring",     64 * KiB},
     {16,   2 * MiB,   "two_shot"},
     {16,   kAll,      "rootless", 128 * KiB},
-    {kAny, 8 * KiB,   "tree4"},
+    {32,   6 * KiB,   "tree4"},
     {32,   192 * KiB, "grouped_two_shot"},
     {24,   kAll,      "ring",     64 * KiB},
-    {kAny, 32 * KiB,  "tree4"},
+    {kAny, 12 * KiB,  "tree4"},
     {32,   768 * KiB, "ring",     64 * KiB},
     {32,   512 * KiB, "rabenseifner"},
     {kAny, 512 * KiB, "grouped_two_shot"},
@@ -130,7 +132,7 @@ constexpr Row kReduceScatter[] = {
     {15,   kAll,      "one_shot"},
     {16,   288 * KiB, "grouped_two_shot"},
     {16,   kAll,      "one_shot"},
-    {kAny, 1 * KiB,   "one_shot"},
+    {24,   1 * KiB,   "one_shot"},
     {32,   kAll,      "grouped_two_shot"},
     {kAny, kAll,      "grouped_two_shot", kShort},
     {32,   kAll,      "one_shot"},
