@@ -117,14 +117,31 @@ void Plans::make(Plan& plan, const Request& request) const {
   plan.is_made = true;
 }
 
-Loaded& Plans::load(const Request& request, const Choice& choice, DeviceChannel* device) {
+namespace {
+
+Key::Place place_of(Route route) {
+  return is_on_device(route)      ? Key::Place::device
+         : route == Route::staged ? Key::Place::staged
+                                  : Key::Place::host;
+}
+
+/// What statistics say of it, before the algorithm's name.
+const char* prefix(const Choice& choice, Key::Place place) {
+  if (place == Key::Place::staged) return "staged_";
+  if (place == Key::Place::device && choice.engine == Engine::copy) return "copied_";
+  if (place == Key::Place::device && choice.engine == Engine::gemv) return "gemv_";
+  return choice.reach == Reach::map ? "mapped_" : choice.reach == Reach::push ? "direct_" : "";
+}
+
+}  // namespace
+
+Loaded& Plans::load(const Request& request, const Choice& choice, Route route,
+                    DeviceChannel* device) {
+  const Key::Place place = place_of(route);
   Loaded& loaded = programs_[{request.collective, choice.algorithm, request.root, choice.reach,
-                              device != nullptr, choice.engine}];
+                              place, choice.engine}];
   if (loaded.program || loaded.has_no_room) return loaded;
-  loaded.algorithm = (choice.reach == Reach::map    ? "mapped_"
-                      : choice.reach == Reach::push ? "direct_"
-                                                    : "") +
-                     std::string(choice.algorithm->name);
+  loaded.algorithm = prefix(choice, place) + std::string(choice.algorithm->name);
   loaded.collective = request.collective;
   if (device != nullptr) {
     Shape shape = group_.shape(request.collective, request.root);
@@ -159,9 +176,7 @@ Key Plans::key_of(const Plan& plan, Route route) const {
   key.is_crowded = group_.is_crowded;
   key.has_little_room = plan.request.form == Form::nonblocking;
   key.is_intel = runs_on_intel();
-  key.place = is_on_device(route)      ? Key::Place::device
-              : route == Route::staged ? Key::Place::staged
-                                       : Key::Place::host;
+  key.place = place_of(route);
   key.shares_devices = key.place != Key::Place::host && !group_.device_of().empty();
   if (key.shares_devices && key.place == Key::Place::device) key.size = domains(group_.device_of());
   // Others are driven by any call that waits, too seldom to keep copy engines busy.
@@ -234,7 +249,7 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
     if (is_device ? is_large == path.choice.is_packet : is_large && has_no_data_) return 0;
     return path.loaded->program->fit(is_large);
   };
-  path.loaded = &load(request, path.choice, device);
+  path.loaded = &load(request, path.choice, route, device);
   if (!path.loaded->program) return false;
   if (std::max(fit(false), fit(true)) < element) return false;
 

@@ -206,14 +206,15 @@ class Plans {
   void make_path(Plan& plan, Path& path, Route route, const Choice& choice, DeviceChannel* device);
   void cut(std::vector<std::size_t>& begin, const Plan& plan, std::size_t chunks,
            std::size_t parts) const;
-  Loaded& load(const Request& request, const Choice& choice, DeviceChannel* device);
+  Loaded& load(const Request& request, const Choice& choice, Route route, DeviceChannel* device);
 
   Group& group_;
   HostChannel& channel_;
   bool has_no_data_, has_no_copies_ = false, has_no_gemv_ = false;
   Plan* last_ = nullptr;     // found
   std::vector<Plan> plans_;  // direct mapped: calls that alternate between a few shapes find theirs
-  std::map<std::tuple<Collective, const Algorithm*, int, Reach, bool, Engine>, Loaded> programs_;
+  std::map<std::tuple<Collective, const Algorithm*, int, Reach, Key::Place, Engine>, Loaded>
+      programs_;
 };
 
 inline bool Plan::is_for(const Request& other, int size) const {
