@@ -78,7 +78,8 @@ ordered_json dtypes() {
   ordered_json rows = ordered_json::array();
   for (int dtype = 0; dtype < trib::kDtypes; ++dtype)
     rows.push_back({{"name", trib::name(static_cast<trib::Dtype>(dtype))},
-                    {"bytes", trib::bytes(static_cast<trib::Dtype>(dtype))}});
+                    {"bytes", trib::bytes(static_cast<trib::Dtype>(dtype))},
+                    {"is_exact", trib::is_exact(static_cast<trib::Dtype>(dtype))}});
   return rows;
 }
 

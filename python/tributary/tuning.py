@@ -38,8 +38,14 @@ class Way:
 
     @property
     def key(self) -> str:
-        """As a value of the info key trib_algorithm."""
-        return f"{self.algorithm}:{self.slice}"
+        """As a value of the info key trib_algorithm, which names no engine: what it is for goes by kernels."""
+        text = f"{self.algorithm}:{self.slice}"
+        return f"{text}:{self.protocol}:{self.blocks}" if self.protocol else text
+
+    @property
+    def is_of_kernels(self) -> bool:
+        """On GPUs: not by an engine that the host drives, which persistent reductions do without."""
+        return self.engine in (None, "kernel")
 
 
 @dataclass(frozen=True)
@@ -60,11 +66,17 @@ class Finding:
     default_us: float
     least_us: float
     candidates: dict[Way, float] = field(default_factory=dict, hash=False)
+    kernel: Way | None = None  #: the best of those, where `way` has another engine
 
     @property
     def choice(self) -> str:
         """For people."""
         return "the default" if self.is_default else self.way.text
+
+    @property
+    def persistent_choice(self) -> str:
+        """The same, of persistent reductions."""
+        return self.kernel.text if self.kernel else self.choice
 
 
 def missing() -> str:
@@ -112,6 +124,7 @@ def _finding(machine_name: str, row: dict[str, Any]) -> Finding:
         default_us=row["default_us"],
         least_us=row["least_us"],
         candidates={_way(candidate): candidate["time_us"] for candidate in row["candidates"]},
+        kernel=_way(row["kernel"]) if "kernel" in row else None,
     )
 
 
@@ -184,8 +197,10 @@ class Check:
 
 
 def worth_measuring(finding: Finding, factor: float = 1.5) -> list[Way]:
-    """The candidates that were not far behind the best one."""
-    return [way for way, us in finding.candidates.items() if us <= factor * finding.least_us]
+    """The candidates that were not far behind the best one, of those that persistent reductions can have."""
+    times = {way: us for way, us in finding.candidates.items() if way.is_of_kernels}
+    least = min(times.values(), default=0)
+    return [way for way, us in times.items() if us <= factor * least]
 
 
 def check(finding: Finding, job: bench.Job) -> Check:
@@ -193,6 +208,9 @@ def check(finding: Finding, job: bench.Job) -> Check:
     keys = tuple(dict.fromkeys(way.key for way in worth_measuring(finding)))
     job.ways = ("default", *keys)
     job.collective, job.sizes = finding.collective, [finding.bytes]
+    job.settings["TRIB_DETERMINISM"] = finding.determinism  # whose findings are used
+    if finding.place == "device":  # as it was tuned: without kernels that linger, or map buffers
+        job.settings |= {"TRIB_RESIDENT": "0", "TRIB_MAP": "off"}
     rows = [r for r in bench.lines(job, bench.Measurement(job)) if r["type"] == "row"]
     if len(rows) != 1:
         raise UserError(f"the benchmark gave {len(rows)} results instead of one")

@@ -272,7 +272,7 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
                                               : Route::host;
   // To the bits of a blocking call.
   const Route as = task.is_staged_ && route == Route::host ? Route::staged : route;
-  const Choice choice = way && !task.meets_ ? *way : sketch.choose(plan, as, group_.findings());
+  const Choice choice = way && !task.meets_ ? *way : sketch.choose(plan, as, *task.findings_);
   const auto schedule = group_.schedule(request.collective, choice, request.root);
   const std::size_t longest = sketch.longest_chunk_of(plan, *schedule);
   const std::size_t units = static_cast<std::size_t>(std::max(schedule->units, 1));
@@ -318,11 +318,11 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
       DeviceChannel* const device = devices_.of_requests();
       if (task.meets_ && way)
         lane->plans.path(own, Route::device, *way, device);
-      else if (task.meets_ && !lane->plans.can_use(own, Route::device, group_.findings(), device) &&
+      else if (task.meets_ && !lane->plans.can_use(own, Route::device, *task.findings_, device) &&
                !devices_.are_shared)
-        lane->plans.path(own, Route::device, group_.findings(), device);
+        lane->plans.path(own, Route::device, *task.findings_, device);
       if (task.meets_ && !task.mapped_.empty() && !devices_.are_shared &&
-          !lane->plans.can_use(own, Route::device_mapped, group_.findings(), device)) {
+          !lane->plans.can_use(own, Route::device_mapped, *task.findings_, device)) {
         task.mapped_.clear();
         task.hold_.reset();
       }

@@ -155,6 +155,21 @@ void Communicator::keep_counts(Task& task) const {
   request.counts = {task.counts_.data(), 8};
 }
 
+namespace {
+
+/// On devices shorter vectors go by kernels that linger, and what is measured does not: two H100,
+/// persistent allreduce of 16 bytes, 9.3 and 11.5 us where it was tuned, 8.0 and 9.0 by default. So
+/// persistent reductions measure them only where that is asked for, and what is found is for
+/// others.
+constexpr std::size_t kLeastTunedOnDevice = 64 << 10;
+
+/// Whether a persistent reduction on a device does without findings.
+bool is_for_kernels_that_linger(std::size_t bytes, const Config& config) {
+  return bytes < kLeastTunedOnDevice && config.resident != 0;
+}
+
+}  // namespace
+
 /// Ranks meet here: those that disagree must not enter different collective calls.
 std::unique_ptr<Task> Communicator::prepare(const Request& request, const Hints& hints) {
   check_usable();
@@ -184,7 +199,10 @@ std::unique_ptr<Task> Communicator::prepare(const Request& request, const Hints&
       task->hold_.reset();
     }
     task->meeting_ = task->meets_ ? Task::Meeting::common : Task::Meeting::none;
-    task->findings_ = group_.shared_findings();
+    task->findings_ = task->meets_ && is_for_kernels_that_linger(plans_->find(task->request_).bytes,
+                                                                 group_.config)
+                          ? std::make_shared<const Findings>()
+                          : group_.shared_findings();
     if (!background_)
       background_ = std::make_unique<Background>(group_, *channel_, *bootstrap_, devices_);
     if (!background_->prepare(*task, way)) {
@@ -292,10 +310,6 @@ namespace {
 /// request.
 std::atomic<double> seconds_of_tuning{0};
 
-/// On devices shorter vectors go by kernels that linger, and what is measured does not: two H100,
-/// persistent allreduce of 16 bytes, 9.3 and 11.5 us where it was tuned, 8.0 and 9.0 by default.
-constexpr std::size_t kLeastTunedOnDevice = 64 << 10;
-
 /// Where tuning is switched off, and a request asks for it all the same.
 constexpr long kUsualBudgetMs = 100;
 
@@ -310,8 +324,7 @@ struct Wish {
 const Variant* common_way(const std::vector<Wish>& wishes) {
   const Variant& way = wishes[0].hints.way;
   for (const Wish& wish : wishes)
-    if (std::strcmp(wish.hints.way.algorithm, way.algorithm) != 0 ||
-        wish.hints.way.slice_bytes != way.slice_bytes) {
+    if (wish.hints.way != way) {
       log_once(Config::Log::warn, "trib_algorithm is ignored: the ranks pass different values");
       return nullptr;
     }
@@ -342,6 +355,10 @@ std::optional<Choice> Communicator::tune_for(const Request& request, bool is_on_
     Choice choice = select(key, config);
     if (std::strcmp(way->algorithm, "default") != 0) choice.algorithm = way->choice().algorithm;
     if (way->slice_bytes > 0) choice.slice_bytes = way->slice_bytes;
+    if (way->blocks > 0 && is_on_device) {
+      choice.is_packet = way->is_packet;
+      choice.blocks = way->blocks;
+    }
     if (choice.algorithm != nullptr && choice.algorithm->serves(request.collective) &&
         (config.determinism != Config::Determinism::order ||
          association_of(*choice.algorithm, key) == Association::rank_order))
@@ -366,7 +383,7 @@ std::optional<Choice> Communicator::tune_for(const Request& request, bool is_on_
   // has something under way on its device, that. Kernels of two calls could wait for each other:
   // see DeviceCall.
   if (budget <= 0 || group_.is_crowded || is_contended || !is_tunable(config) ||
-      plan.bytes > kMostTunedBytes)
+      plan.bytes > (is_on_device && is_explicit ? kMostTunedOnDevice : kMostTunedBytes))
     return {};
   if (is_on_device && !is_explicit && plan.bytes < kLeastTunedOnDevice) return {};
   if (!is_explicit &&
@@ -380,7 +397,8 @@ std::optional<Choice> Communicator::tune_for(const Request& request, bool is_on_
       tune({group_, *channel_, *bootstrap_, is_on_device ? devices_.of_requests() : nullptr,
             [&](Operation& operation, HostChannel& channel) {
               wait(operation, is_on_device, spin, channel);
-            }},
+            },
+            is_explicit},
            request, budget);
   if (!is_explicit)
     seconds_of_tuning.fetch_add(std::chrono::duration<double>(Clock::now() - begin).count());
@@ -500,7 +518,9 @@ void Communicator::look_after(Task& task, double waited) {
     if (now - task.alive_at_ < kAliveInterval) return;
     const bool is_first = task.alive_at_ == Clock::time_point{};
     task.alive_at_ = now;
-    if (!is_first) background_->check_alive(task, peer);
+    if (is_first) return;
+    background_->check_alive(task, peer);
+    check_all_alive(now);
   } catch (const Error& error) {
     // If it did its part before it left, this has got us on.
     const int still = background_->advance(task, 0);

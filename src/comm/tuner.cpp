@@ -15,6 +15,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/log.hpp"
 #include "comm/cut.hpp"
 #include "comm/plans.hpp"
 #include "tune/measure.hpp"
@@ -91,16 +92,25 @@ class Tuner {
 
  private:
   /// Collective. Persistent reductions go by kernels, but blocking calls use what is found, too.
-  /// Where these would not take the memory that copy engines need, measuring does not either.
+  /// As long as none has, measuring takes the memory that copy engines need only where it was asked
+  /// for.
   void reserve_engines(Key& key) {
-    std::string why;
-    key.can_copy = key.can_copy && parts_.device != nullptr &&
-                   (parts_.device->has(Engine::copy) ||
-                    is_driven_by_host(select(key, parts_.group.config).engine)) &&
-                   parts_.device->reserve(Engine::copy, why);
+    key.can_copy =
+        key.can_copy && parts_.device != nullptr &&
+        (parts_.device->has(Engine::copy) || (parts_.is_asked_for && key.bytes >= kLeastCopied)) &&
+        reserve(Engine::copy);
     key.can_gemv = key.can_copy && key.can_gemv &&
                    freedom_of(key, parts_.group.config) == Config::Determinism::any &&
-                   parts_.device->reserve(Engine::gemv, why);
+                   reserve(Engine::gemv);
+  }
+
+  bool reserve(Engine engine) {
+    std::string why;
+    if (parts_.device->reserve(engine, why)) return true;
+    if (parts_.is_asked_for && parts_.group.rank == 0 && !why.empty())
+      log_once(Config::Log::warn,
+               "tuning leaves out engine " + std::string(name(engine)) + ": " + why);
+    return false;
   }
 
   /// Without those that come to the same: since no chunk is as long as their slice, or since an

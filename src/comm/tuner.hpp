@@ -17,6 +17,8 @@ namespace trib {
 
 /// Longer vectors are not measured: that would take as much memory once more, twice.
 inline constexpr std::size_t kMostTunedBytes = std::size_t{64} << 20;
+/// But on devices, where that is asked for, those that copy engines are for.
+inline constexpr std::size_t kMostTunedOnDevice = std::size_t{1} << 30;
 /// A process measures for so many budgets at most, unless it asks for more request by request.
 inline constexpr double kBudgetsPerProcess = 20;
 
@@ -27,9 +29,8 @@ struct Hints {
   double budget_ms = -1;     ///< trib_tune, a number; negative: TRIB_TUNE_BUDGET_MS holds
   bool is_explicit = false;  ///< trib_tune is there: the process's limit does not count
   bool is_again = false;     ///< trib_tune=again: also where there is a finding
-  /// trib_algorithm: name of an algorithm, "default": what the default table says; "": not asked.
-  /// slice_bytes 0: the default's. Nothing is measured then.
-  Variant way;
+  /// trib_algorithm, as read_way() gives it. Nothing is measured then. "": not asked.
+  Variant way = {.blocks = 0};
 };
 
 /// What a tuner works with. All of it outlives the tuner.
@@ -40,6 +41,7 @@ struct TunerParts {
   DeviceChannel* device;  ///< null: the request runs on the host
   /// Until an operation on that channel is done.
   std::function<void(Operation&, HostChannel&)> wait;
+  bool is_asked_for = false;  ///< the same on all ranks: the program wants this to be measured
 };
 
 /// Collective: measures what is worth measuring for `request`, whose pointers are not used but to

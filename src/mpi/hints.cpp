@@ -46,17 +46,6 @@ bool read_tune(const std::string& text, Hints& hints) {
   return true;
 }
 
-bool read_way(std::string_view text, Variant& way) {
-  const std::string_view name = text.substr(0, text.find(':'));
-  if (name != "default" && !find_algorithm(name)) return false;
-  name.copy(way.algorithm, sizeof way.algorithm - 1);
-  if (name.size() == text.size()) return true;
-  const auto slice = number(text.substr(name.size() + 1));
-  if (!slice || *slice == 0) return false;
-  way.slice_bytes = static_cast<std::size_t>(*slice);
-  return true;
-}
-
 }  // namespace
 
 Hints read_hints(MPI_Info info) {
@@ -66,10 +55,13 @@ Hints read_hints(MPI_Info info) {
     refuse("trib_tune", *text, "on, off, again, or milliseconds from 0 to 60000");
     hints = {};
   }
-  if (const auto text = value_of(info, "trib_algorithm"); text && !read_way(*text, hints.way)) {
-    refuse("trib_algorithm", *text,
-           "default or the name of an algorithm, as two_shot or two_shot:65536");
-    hints.way = {};
+  if (const auto text = value_of(info, "trib_algorithm")) {
+    if (const auto way = read_way(*text))
+      hints.way = *way;
+    else
+      refuse("trib_algorithm", *text,
+             "default or the name of an algorithm, as two_shot, two_shot:65536 or, for GPUs, "
+             "two_shot:65536:simple:132");
   }
   return hints;
 }

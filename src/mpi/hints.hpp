@@ -8,7 +8,7 @@
 namespace trib::mpi {
 
 /// trib_tune: "on", "off", "again" or milliseconds. trib_algorithm: "default" or the name of an
-/// algorithm, with the bytes of a slice behind it if need be: "two_shot:65536".
+/// algorithm, with more behind it if need be: see read_way().
 /// A value that is not accepted is reported once and counts as absent, as MPI wants it.
 Hints read_hints(MPI_Info info);
 

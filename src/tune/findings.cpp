@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <string>
 
 namespace trib {
@@ -19,6 +20,41 @@ Variant Variant::of(const Choice& choice) {
 
 Choice Variant::choice() const {
   return {find_algorithm(algorithm), Reach::scratch, slice_bytes, engine, is_packet, blocks};
+}
+
+namespace {
+
+/// Up to the next colon, or all of it, with that colon.
+std::string_view take(std::string_view& text) {
+  const std::string_view word = text.substr(0, text.find(':'));
+  text.remove_prefix(std::min(word.size() + 1, text.size()));
+  return word;
+}
+
+/// All of it, from 1 to `most`.
+template <class T>
+bool read(std::string_view text, T most, T& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && value >= 1 && value <= most;
+}
+
+}  // namespace
+
+std::optional<Variant> read_way(std::string_view text) {
+  if (text.ends_with(':')) return {};
+  Variant way;
+  way.blocks = 0;
+  const std::string_view name = take(text);
+  if (name != "default" && find_algorithm(name) == nullptr) return {};
+  name.copy(way.algorithm, sizeof way.algorithm - 1);
+  if (text.empty()) return way;
+  if (!read(take(text), kMostSliceBytes, way.slice_bytes)) return {};
+  if (text.empty()) return way;
+  const std::string_view protocol = take(text);
+  if (protocol != "simple" && protocol != "packet") return {};
+  way.is_packet = protocol == "packet";
+  if (!read(text, kMostBlocks, way.blocks)) return {};
+  return way;
 }
 
 bool is_same_row(const Finding& a, const Finding& b) {

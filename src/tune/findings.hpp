@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -25,7 +27,17 @@ struct Variant {
   static Variant of(const Choice& choice);
   /// Its algorithm is null if this version has none of that name.
   Choice choice() const;
+  bool operator==(const Variant&) const = default;
 };
+
+/// The most that the file and read_way() accept.
+inline constexpr std::size_t kMostSliceBytes = std::size_t{1} << 40;
+inline constexpr int kMostBlocks = 1 << 16;
+
+/// What a user asks for: NAME, NAME:BYTES (of a slice) or NAME:BYTES:PROTOCOL:BLOCKS, where NAME
+/// may be "default". What is not said is 0: as the default table has it; the protocol goes with the
+/// blocks. Nothing: it is none of these.
+std::optional<Variant> read_way(std::string_view text);
 
 /// One row. Plain data, so that ranks can take rank 0's.
 struct Finding {

@@ -259,8 +259,6 @@ constexpr DeviceRow kDeviceBroadcast[] = {
 
 /// What a copy engine moves at a time.
 constexpr std::size_t kCopySlice = 64 * MiB;
-/// Shorter vectors are not worth measuring with copy engines.
-constexpr std::size_t kLeastCopied = 4 * MiB;
 
 /// Whether ranks get equal bits from cuBLAS, whose order of addition differs between a rank's own
 /// row and the others: each chunk has to be folded by one rank, or be a sum of two.

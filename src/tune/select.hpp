@@ -94,6 +94,9 @@ bool is_permitted(const Choice& choice, const Key& key, const Config& config);
 /// Whether nothing that tuning would choose is set by the user.
 bool is_tunable(const Config& config);
 
+/// Shorter vectors are not worth measuring with engines that the host drives.
+inline constexpr std::size_t kLeastCopied = std::size_t{4} << 20;
+
 /// What is worth measuring for `key`, at most kMostCandidates: first what the default table says,
 /// then all else that is permitted.
 inline constexpr std::size_t kMostCandidates = 160;

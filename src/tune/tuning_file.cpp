@@ -134,11 +134,11 @@ Variant read_variant(const json& row, Key::Place place) {
       text.find_first_not_of(kLetters) != text.npos)
     refuse("has a row whose \"algorithm\" is no name");
   text.copy(variant.algorithm, text.size());
-  variant.slice_bytes = number(row, "slice", std::size_t{1} << 40);
+  variant.slice_bytes = number(row, "slice", kMostSliceBytes);
   if (place != Key::Place::device) return variant;
   constexpr std::string_view kProtocols[] = {"simple", "packet"};
   variant.is_packet = index_in(kProtocols, row, "protocol") == 1;
-  variant.blocks = static_cast<int>(number(row, "blocks", 1 << 16));
+  variant.blocks = static_cast<int>(number(row, "blocks", kMostBlocks));
   // Earlier versions knew kernels only.
   if (row.contains("engine"))
     variant.engine = static_cast<Engine>(index_in(kEngines, row, "engine"));

@@ -9,6 +9,7 @@ import pytest
 from conftest import built_or_skip, wheel_or_skip
 
 from tributary import bench, mpi, tree, tuning
+from tributary.cli import arguments
 from tributary.errors import UserError
 
 Trib = Callable[..., tuple[int, str, str]]
@@ -67,7 +68,6 @@ def test_errors_name_argument_and_accepted_values(trib: Trib, file: Path) -> Non
         ("all", "-n", "2", "--dtype", "quad"): ("--dtype", "float"),
         ("--show", "--plot", "x.bmp"): ("--plot", ".png"),
         ("--plot", "x.png"): ("--plot", "--show or --check"),
-        ("--check", "--memory", "cuda"): ("--check", "host"),
         ("--show",): ("nothing is known", str(file), "trib tune"),
         ("--check",): ("nothing to check", str(file)),
     }.items():
@@ -185,6 +185,128 @@ def test_sizes_name_octaves(trib: Trib, file: Path) -> None:
 def test_ratios_of_a_check_are_those_of_its_times() -> None:
     check = tuning.Check(tuning._finding("here", _row()), 3.0, 4.0, {"ring:64": 2.0})
     assert (check.best_us, check.tuned_ratio, check.default_ratio) == (2.0, 1.5, 2.0)
+
+
+def _gpu_row(**more: object) -> dict[str, object]:
+    def way(algorithm: str, blocks: int, engine: str, time_us: float) -> dict[str, object]:
+        protocol = "packet" if blocks < 132 else "simple"
+        return {
+            **{"algorithm": algorithm, "slice": 4096, "protocol": protocol, "blocks": blocks},
+            **{"engine": engine, "time_us": time_us},
+        }
+
+    kernel = way("two_shot", 132, "kernel", 4.0)
+    del kernel["time_us"]
+    return {
+        **_row(place="device", determinism="any", time_us=1.0, least_us=1.0),
+        **way("two_shot", 132, "gemv", 1.0),
+        "kernel": kernel,
+        "candidates": [
+            way("two_shot", 132, "gemv", 1.0),
+            way("two_shot", 132, "copy", 1.1),
+            way("two_shot", 132, "kernel", 4.0),
+            way("two_shot", 32, "kernel", 5.0),
+            way("one_shot", 132, "kernel", 7.0),
+        ],
+        **more,
+    }
+
+
+def test_ways_of_gpus_are_those_of_kernels(file: Path) -> None:
+    _write(file, "here", [_gpu_row()])
+    (finding,) = tuning.read(file)
+    assert [way.key for way in tuning.worth_measuring(finding)] == [
+        "two_shot:4096:simple:132",
+        "two_shot:4096:packet:32",
+    ]
+    assert "engine gemv" in finding.choice and "engine kernel" in finding.persistent_choice
+    assert tuning._finding("here", _row()).persistent_choice.startswith("two_shot")
+
+
+def _timed_jobs(monkeypatch: pytest.MonkeyPatch) -> list[bench.Job]:
+    """What checks would have the benchmark do, which is not started."""
+    jobs: list[bench.Job] = []
+
+    def measure(job: bench.Job, _: bench.Measurement) -> Iterator[dict[str, object]]:
+        jobs.append(job)
+        names = ("tributary", *(f"way {way}" for way in job.ways))
+        yield {"type": "row", "sides": {name: {"time_us": [2.0, 2.0]} for name in names}}
+
+    monkeypatch.setattr(bench, "lines", measure)
+    monkeypatch.setattr(arguments, "check_gpus", lambda _: None)
+    monkeypatch.setattr(mpi, "usable_cores", lambda: 2)
+    return jobs
+
+
+def test_checks_on_gpus(
+    trib: Trib, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_or_skip("trib-bench-mpich")
+    _write(file, tuning.machine(), [_row(), _gpu_row(), _gpu_row(bytes=64, determinism="run")])
+    jobs = _timed_jobs(monkeypatch)
+    data = tmp_path / "x.json"
+    words = ("tune", "--check", "-n", "2", "--memory", "cuda", "--json", data)
+    status, out, error = trib(*words)
+    assert status == 0, error
+    assert len(jobs) == 2
+    for job in jobs:
+        assert job.memory == "cuda"
+        assert job.ways == ("default", "two_shot:4096:simple:132", "two_shot:4096:packet:32")
+        assert job.settings["TRIB_RESIDENT"] == "0" and job.settings["TRIB_MAP"] == "off"
+        assert job.check
+    assert {job.sizes[0]: job.settings["TRIB_DETERMINISM"] for job in jobs} == {
+        64: "run",
+        65536: "any",
+    }
+    assert "engine gemv" not in out and "determinism any, measured again" in out
+    checks = json.loads(data.read_text())["checks"]
+    assert {(row["place"], row["determinism"], row["bytes"]) for row in checks} == {
+        ("device", "run", 64),
+        ("device", "any", 65536),
+    }
+
+
+def test_checks_of_whole_numbers(trib: Trib, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have findings of their own, which calls on others use with TRIB_DETERMINISM=any."""
+    built_or_skip("trib-bench-mpich")
+    rows = [
+        _row(determinism=determinism, bytes=bytes)
+        for determinism, bytes in (("run", 4), ("order", 64), ("any", 1024))
+    ]
+    _write(file, tuning.machine(), rows)
+    jobs = _timed_jobs(monkeypatch)
+    for words, determinisms in {
+        (): {"run", "order", "any"},
+        ("--dtype", "int"): {"any"},
+        ("--dtype", "byte", "--op", "bor"): {"any"},
+    }.items():
+        jobs.clear()
+        status, _, error = trib("tune", "--check", "-n", "2", *words)
+        assert status == 0, error
+        assert {job.settings["TRIB_DETERMINISM"] for job in jobs} == determinisms
+        assert not any("TRIB_MAP" in job.settings for job in jobs)
+    _write(file, tuning.machine(), rows[:1])
+    status, _, error = trib("tune", "--check", "-n", "2", "--dtype", "int")
+    assert status == 2 and "nothing to check" in error
+
+
+def test_lengths_that_are_measured(trib: Trib, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs those, too, that copy engines are for."""
+    built_or_skip("trib-bench-mpich")
+    jobs: list[bench.Job] = []
+
+    def measure(job: bench.Job, _: bench.Measurement) -> Iterator[dict[str, object]]:
+        jobs.append(job)
+        yield {"type": "tuned", "collective": "allreduce", "bytes": 65536, "seconds": 0.1}
+
+    _timed_jobs(monkeypatch)
+    monkeypatch.setattr(bench, "lines", measure)
+    for memory, most in {"host": "64M", "cuda": "1G"}.items():
+        words = ("tune", "allreduce", "-n", "2", "--memory", memory, "--sizes")
+        status, _, error = trib(*words, f"{most},2G")
+        assert status == 2 and f"up to {most[:-1]} {most[-1]}i" in error and not jobs
+        trib(*words, most)
+        assert jobs.pop().sizes == [arguments.read_sizes(most)[0]]
 
 
 def test_checks_are_kept_when_it_ends_early(

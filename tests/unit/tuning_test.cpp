@@ -207,6 +207,42 @@ TEST(Candidates, GroupingIsFreeForWholeNumbersOnly) {
   EXPECT_GT(associations(), 3u);
 }
 
+TEST(Candidates, AreAskedForByName) {
+  const auto text = [](std::string_view asked) -> std::string {
+    const auto way = read_way(asked);
+    if (!way) return "none";
+    return std::string(way->algorithm) + " " + std::to_string(way->slice_bytes) +
+           (way->is_packet ? " packet " : " simple ") + std::to_string(way->blocks);
+  };
+  EXPECT_EQ(text("default"), "default 0 simple 0");
+  EXPECT_EQ(text("two_shot"), "two_shot 0 simple 0");
+  EXPECT_EQ(text("default:64"), "default 64 simple 0");
+  EXPECT_EQ(text("two_shot:65536"), "two_shot 65536 simple 0");
+  EXPECT_EQ(text("ring:4096:packet:32"), "ring 4096 packet 32");
+  EXPECT_EQ(text("ring:4096:simple:65536"), "ring 4096 simple 65536");
+  for (const char* const wrong : {"",
+                                  ":",
+                                  "rang",
+                                  "ring:",
+                                  "ring:0",
+                                  "ring:-1",
+                                  "ring:4k",
+                                  "ring:1099511627777",
+                                  "ring:99999999999999999999",
+                                  "ring:64:",
+                                  "ring:64:packet",
+                                  "ring:64:packet:",
+                                  "ring:64:packet:0",
+                                  "ring:64:packet:65537",
+                                  "ring:64:packet:x",
+                                  "ring:64:packet:3:",
+                                  "ring:64:packet:3:4",
+                                  "ring:64:auto:3",
+                                  "ring::packet:3",
+                                  "ring:64:3"})
+    EXPECT_EQ(text(wrong), "none") << wrong;
+}
+
 // ---------------------------------------------------------------------------------------- look-ups
 
 TEST(Findings, TheNearestIsTakenWithinAFactorOfTwo) {

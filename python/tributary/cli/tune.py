@@ -8,9 +8,14 @@ jobs with as many ranks then take what was found. Sizes that are in the file alr
 The file is tributary/tuning.json in XDG_CACHE_HOME or ~/.cache; TRIB_TUNING_FILE names another one, by an absolute path, or
 none. `trib info tuning` says which one it is, and what this machine is called in it.
 
+With --memory cuda, copy engines are among what is measured from 4 MiB on, and with TRIB_DETERMINISM=any sums by cuBLAS. Give long
+vectors time: --budget 10000 for some hundred MiB.
+
 --show prints what is known of this machine. --check times it anew: the choice of the tuning file, that of the default table, and
-every candidate that came near the best one when it was tuned, interleaved in one job (host memory). A ratio is a time over that
-of the best of them: 1 is as good as it gets.
+every candidate that came near the best one when it was tuned, interleaved in one job. A ratio is a time over that of the best of
+them: 1 is as good as it gets. What was found with TRIB_DETERMINISM=order or any, or for whole numbers, is timed with that setting;
+with a --dtype of whole numbers, it alone. On GPUs it is kernels that are timed, on buffers that are not mapped, as when it was tuned
+(TRIB_RESIDENT=0, TRIB_MAP=off).
 
 examples:
   trib tune -n 2
@@ -18,6 +23,7 @@ examples:
   trib tune all -n 4 --memory cuda
   trib tune --show --plot out/tuning.png
   trib tune allreduce -n 2 --check --plot out/check.png
+  trib tune all -n 4 --memory cuda --check
 """
 
 import argparse
@@ -39,7 +45,7 @@ from tributary.errors import UserError
 HELP = "measure what is best on this machine, and keep it"
 
 # As in src/comm/tuner.hpp and src/base/config.cpp.
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = {"host": 64 << 20, "cuda": 1 << 30}
 _MOST_MS = 60000
 
 _BUFFERS = {"host": "buffers in host memory", "cuda": "buffers on GPUs"}
@@ -106,8 +112,6 @@ def _check_arguments(parsed: argparse.Namespace) -> None:
     if (parsed.plot or parsed.json) and not (parsed.show or parsed.check):
         option = "--plot" if parsed.plot else "--json"
         raise UserError(f"{option}: with --show or --check only")
-    if parsed.check and parsed.memory != "host":
-        raise UserError("--check: with --memory host only")
     arguments.check_results(parsed)
 
 
@@ -180,10 +184,11 @@ def fill(parsed: argparse.Namespace, console: Console) -> list[tuning.Finding]:
         return rows
 
     before = known()  # a damaged file is said before anything is measured
-    too_long = [size for size in job.sizes if size > _MOST_BYTES]
+    most = _MOST_BYTES[parsed.memory]
+    too_long = [size for size in job.sizes if size > most]
     if too_long:
         raise UserError(
-            f"--sizes: {arguments.size_text(too_long[0])}: vectors of up to {arguments.size_text(_MOST_BYTES)} are measured"
+            f"--sizes: {arguments.size_text(too_long[0])}: vectors of up to {arguments.size_text(most)} are measured"
         )
     if text := bench_command.rounding_text(job):
         print(f"trib tune: {text}", file=sys.stderr)
@@ -330,11 +335,22 @@ def _cell(ratio: float, limit: float) -> Text:
 
 
 def _check(parsed: argparse.Namespace, console: Console) -> None:
-    parsed.ranks = parsed.ranks or max(2, mpi.usable_cores())
-    findings = [f for f in _selected(parsed) if f.determinism == "run" and f.nodes == 1]
+    if parsed.memory != "host":
+        arguments.check_gpus(parsed.launcher)
+    if findings := _selected(parsed):  # a damaged file is said first
+        job = _job(parsed)
+        parsed.ranks = job.ranks
+        dtypes = {row["name"]: row for row in tree.info()["dtypes"]}
+        freedoms = ("any",) if dtypes[job.dtype]["is_exact"] else ("run", "order", "any")
+        findings = [
+            f
+            for f in findings
+            if f.ranks == job.ranks and f.nodes == 1 and f.determinism in freedoms
+        ]
     if not findings:
+        ranks = f"{parsed.ranks} ranks on this machine" if parsed.ranks else "this machine"
         raise UserError(
-            f"nothing to check: {tuning.path()} has no findings for {parsed.ranks} ranks on this machine; `trib tune` measures some"
+            f"nothing to check: {tuning.path()} has no findings for {ranks} and these arguments; `trib tune` measures some"
         )
     checks: list[tuning.Check] = []
     try:
@@ -342,6 +358,7 @@ def _check(parsed: argparse.Namespace, console: Console) -> None:
             for f in findings:
                 job = _job(parsed)
                 job.batch_ms = 10
+                job.check = f.bytes <= _MOST_BYTES["host"]  # which looks at each element
                 checks.append(tuning.check(f, job))
                 last = checks[-1]
                 step(
@@ -377,8 +394,10 @@ def _keep_checks(parsed: argparse.Namespace, checks: list[tuning.Check], console
         checked = [
             {
                 "collective": c.finding.collective,
+                "place": c.finding.place,
+                "determinism": c.finding.determinism,
                 "bytes": c.finding.bytes,
-                "choice": "default" if c.finding.is_default else c.finding.way.text,
+                "choice": c.finding.persistent_choice.removeprefix("the "),
                 "tuned_us": round(c.tuned_us, 4),
                 "default_us": round(c.default_us, 4),
                 "candidates_us": {way: round(us, 4) for way, us in c.ways_us.items()},
@@ -397,7 +416,12 @@ def _keep_checks(parsed: argparse.Namespace, checks: list[tuning.Check], console
             Column("tuned /\nbest", [_cell(c.tuned_ratio, 1.1) for c in rows]),
             Column("default\nus", [time(c.default_us) for c in rows]),
             Column("default /\nbest", [_cell(c.default_ratio, 1.25) for c in rows]),
-            Column("tuned choice", [c.finding.choice for c in rows], spare=2, is_text=True),
+            Column(
+                "tuned choice",
+                [c.finding.persistent_choice for c in rows],
+                spare=2,
+                is_text=True,
+            ),
         ]
         output.print_figures(console, columns, _title(group) + ", measured again")
     console.print(
