@@ -6,27 +6,41 @@
 #include <dlfcn.h>
 #include <mpi.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "check.hpp"
 
 class Gpu {
  public:
-  /// This rank's GPU: its number on the node, modulo the number of GPUs. Makes its context current.
+  /// This rank's GPU. Makes its context current.
   static Gpu& get() {
     static Gpu gpu;
     return gpu;
   }
   bool is_here() const { return count_ > 0; }
-  /// Of the machine, where this rank sees but one of them (one_gpu_each.sh).
+  /// Of the machine, where this rank sees but one of them (one_gpu_each.sh); with TEST_GPU_OF as
+  /// many as that names.
   int count() const {
+    if (!of_.empty()) return 1 + *std::max_element(of_.begin(), of_.end());
     const char* const all = std::getenv("TEST_GPUS");
     return all && is_here() ? std::atoi(all) : count_;
   }
+  /// How many of them this process can use.
+  int visible() const { return count_; }
+  /// The number of a rank's GPU: TEST_GPU_OF has one for each rank, as in 0,0,0,1; otherwise ranks
+  /// take them in turn.
+  int of(int rank) const {
+    if (of_.empty()) return rank % count();
+    CHECK(rank < static_cast<int>(of_.size()), "TEST_GPU_OF has no GPU for rank %d", rank);
+    return of_[static_cast<std::size_t>(rank)];
+  }
+  bool has_all_of_list() const { return of_.empty() || count() <= count_; }
 
   void* allocate(std::size_t bytes) {
     unsigned long long memory = 0;
@@ -58,6 +72,12 @@ class Gpu {
 
  private:
   Gpu() {
+    if (const char* const list = std::getenv("TEST_GPU_OF")) {
+      for (const char* at = list; at != nullptr; at = std::strchr(at, ',')) {
+        if (*at == ',') ++at;
+        of_.push_back(std::atoi(at));
+      }
+    }
     const char* const driver = std::getenv("TEST_DEVICE");  // protected_device.cpp
     driver_ = dlopen(driver ? driver : "libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
     if (driver_ == nullptr || call("cuInit", 0u) != 0) return;
@@ -66,7 +86,7 @@ class Gpu {
     int device = 0;
     void* context = nullptr;
     // With a session there is no world.
-    const int number = count_ > 1 ? world_rank() % count_ : 0;
+    const int number = count_ > 1 ? of(world_rank()) % count_ : 0;
     CHECK(call("cuDeviceGet", &device, number) == 0, "no device");
     CHECK(call("cuDevicePrimaryCtxRetain", &context, device) == 0, "no context");
     CHECK(call("cuCtxSetCurrent", context) == 0, "no context");
@@ -74,6 +94,7 @@ class Gpu {
 
   void* driver_ = nullptr;
   int count_ = 0;
+  std::vector<int> of_;
 };
 
 /// A range of addresses that is mapped by the program, as PyTorch's expandable segments are: pieces
@@ -157,15 +178,55 @@ class MappedMemory {
   MPI_Finalize();
   std::exit(77);
 }
+/// Whether each rank has a GPU of its own, or is to do as if it had.
+inline bool has_gpu_each() {
+  const char* const shared = std::getenv("TRIB_SHARED_GPU");
+  if (shared != nullptr && std::strcmp(shared, "all") == 0) return true;
+  std::vector<int> taken;
+  for (int r = 0; r < world_size(); ++r) taken.push_back(Gpu::get().of(r));
+  std::sort(taken.begin(), taken.end());
+  return std::adjacent_find(taken.begin(), taken.end()) == taken.end();
+}
 inline void skip_without_gpu() {
   if (!Gpu::get().is_here()) skip("no GPU here");
+  if (!Gpu::get().has_all_of_list())
+    skip("TEST_GPU_OF names " + std::to_string(Gpu::get().count()) + " GPUs, here are " +
+         std::to_string(Gpu::get().visible()));
 }
 /// The same where not every rank has one of its own, and none is to do as if it had.
 inline void skip_without_gpu_each() {
   skip_without_gpu();
-  const char* const shared = std::getenv("TRIB_SHARED_GPU");
-  if (shared != nullptr && std::strcmp(shared, "all") == 0) return;
-  if (Gpu::get().count() < world_size())
+  if (!has_gpu_each())
     skip(std::to_string(world_size()) + " ranks need as many GPUs, here are " +
          std::to_string(Gpu::get().count()));
+}
+/// The order in which contributions are added up, of blocking calls at least: those of each of
+/// these groups by themselves, and then these sums. One rank each, but where ranks share one of
+/// several GPUs.
+inline std::vector<std::vector<int>> groups_of_ranks() {
+  const bool is_flat = has_gpu_each();
+  std::vector<std::vector<int>> groups;
+  for (int r = 0; r < world_size(); ++r) {
+    const auto is_with = [r](const std::vector<int>& group) {
+      return Gpu::get().of(group.front()) == Gpu::get().of(r);
+    };
+    const auto group = std::find_if(groups.begin(), groups.end(), is_with);
+    if (is_flat || group == groups.end())
+      groups.push_back({r});
+    else
+      group->push_back(r);
+  }
+  return groups;
+}
+/// The sum of what `value` gives for each rank, in that order.
+template <class Value>
+auto sum_in_groups(const std::vector<std::vector<int>>& groups, const Value& value) {
+  using T = decltype(value(0));
+  T total{};
+  for (const std::vector<int>& group : groups) {
+    T part = value(group.front());
+    for (std::size_t i = 1; i < group.size(); ++i) part = static_cast<T>(part + value(group[i]));
+    total = &group == &groups.front() ? part : static_cast<T>(total + part);
+  }
+  return total;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // GPU memory in all its kinds: offsets inside allocations, buffers that are freed and allocated
 // again at the same address, pools, virtual address ranges, and the first GPU buffer after a long
-// time of host buffers only. "thorough" takes minutes and 10 GiB.
+// time of host buffers only. "thorough" takes minutes and 10 GiB; "cycles" and "huge"
+// are its parts with 10,000 allocations and with more than 2^31 elements.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -48,15 +49,22 @@ void late_gpu() {
   }
 }
 
+/// With TRIB_MAP=always each of these is mapped by all GPUs, and let go.
 void cycles(int count) {
   Gpu& gpu = Gpu::get();
+  int mapped = 0;
   for (int round = 0; round < count; ++round) {
     const std::size_t elements = 1 + static_cast<std::size_t>(round * 7919 % 50000);
     const std::size_t offset = static_cast<std::size_t>(round % 37);
     float* const memory = static_cast<float*>(gpu.allocate((elements + offset) * 4));
     reduce(memory + offset, elements, round, "freed and allocated again");
     gpu.free(memory);
+    if (last_algorithm(MPI_COMM_WORLD).rfind("mapped_", 0) == 0) ++mapped;
   }
+  const char* const map = std::getenv("TRIB_MAP");
+  if (size > 1 && has_gpu_each() && map != nullptr && std::strcmp(map, "always") == 0)
+    CHECK(mapped > count / 10, "only %d of %d buffers were mapped", mapped, count);
+  if (rank == 0) std::printf("%d buffers came and went, %d of them mapped\n", count, mapped);
 }
 
 void pool() {
@@ -113,44 +121,121 @@ void numbers() {
   MPI_Comm_free(&comm);
 }
 
-/// 1 GiB of floats, and more than 2^31 elements of one byte.
-void huge() {
-  Gpu& gpu = Gpu::get();
-  const std::size_t count = std::size_t{1} << 28;
-  float* const memory = static_cast<float*>(gpu.allocate(count * 4));
-  reduce(memory, count, 1, "1 GiB");
-  gpu.free(memory);
+/// Whether each rank's GPU has room for all ranks' buffers, of `bytes` each, and for what Tributary
+/// takes of it.
+bool has_room(std::size_t bytes) {
+  std::size_t now = 0, all = 0;
+  CHECK(Gpu::get().call("cuMemGetInfo_v2", &now, &all) == 0, "");
+  const std::size_t room = (std::size_t{2} << 30) + bytes * static_cast<std::size_t>(size);
+  int mine = now > room ? 1 : 0, everywhere = 0;
+  CHECK(MPI_Allreduce(&mine, &everywhere, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD) == MPI_SUCCESS, "");
+  if (everywhere == 0 && rank == 0)
+    std::printf("skipped: %zu MiB of each rank do not fit on a GPU\n", bytes >> 20);
+  return everywhere != 0;
+}
+
 #if MPI_VERSION >= 4
-  const std::size_t bytes = (std::size_t{1} << 31) + 24;
-  auto* const many = static_cast<std::uint8_t*>(gpu.allocate(bytes));
-  // The length of the pattern is prime: what lies a power of two off is something else.
-  constexpr std::size_t kPattern = 16777213;
-  const auto pattern = [](int r) {
+/// Vectors of more than 2^31 bytes, in pieces of a pattern whose length is prime: what lies a power
+/// of two off is something else.
+class ManyBytes {
+ public:
+  explicit ManyBytes(std::size_t bytes)
+      : bytes_(bytes), data_(static_cast<std::uint8_t*>(Gpu::get().allocate(bytes))) {}
+  ~ManyBytes() { Gpu::get().free(data_); }
+  ManyBytes(const ManyBytes&) = delete;
+  ManyBytes& operator=(const ManyBytes&) = delete;
+
+  std::uint8_t* data() const { return data_; }
+  void fill(const std::vector<std::uint8_t>& pattern) {
+    for (std::size_t at = 0; at < bytes_; at += kPattern)
+      Gpu::get().copy(data_ + at, pattern.data(), std::min(kPattern, bytes_ - at));
+  }
+  /// Whether the first `bytes` are those of the pattern from `first` on.
+  void expect(const std::vector<std::uint8_t>& pattern, std::size_t first, std::size_t bytes,
+              const char* what) const {
+    std::vector<std::uint8_t> found(kPattern);
+    for (std::size_t at = 0, piece = 0; at < bytes; at += piece) {
+      const std::size_t place = (first + at) % kPattern;
+      piece = std::min(kPattern - place, bytes - at);
+      Gpu::get().copy(found.data(), data_ + at, piece);
+      const auto wrong = std::mismatch(found.begin(), found.begin() + static_cast<long>(piece),
+                                       pattern.begin() + static_cast<long>(place));
+      const auto right = static_cast<std::size_t>(wrong.first - found.begin());
+      CHECK(right == piece, "%s: byte %zu is %d, not %d", what, at + right, *wrong.first,
+            *wrong.second);
+    }
+  }
+
+  static std::vector<std::uint8_t> pattern_of(int r) {
     std::vector<std::uint8_t> values(kPattern);
     for (std::size_t i = 0; i < kPattern; ++i)
       values[i] = static_cast<std::uint8_t>(i * 2654435761u >> (8 + r % 8));
     return values;
-  };
-  const auto for_each_piece = [&](auto&& work) {
-    for (std::size_t at = 0; at < bytes; at += kPattern) work(at, std::min(kPattern, bytes - at));
-  };
-  std::vector<std::uint8_t> host = pattern(rank), expected(kPattern);
-  for_each_piece([&](std::size_t at, std::size_t size_of_it) {
-    gpu.copy(many + at, host.data(), size_of_it);
-  });
-  for (int r = 0; r < size; ++r) {
-    const std::vector<std::uint8_t> values = pattern(r);
-    for (std::size_t i = 0; i < kPattern; ++i) expected[i] ^= values[i];
   }
-  CHECK(MPI_Allreduce_c(MPI_IN_PLACE, many, static_cast<MPI_Count>(bytes), MPI_UNSIGNED_CHAR,
-                        MPI_BXOR, MPI_COMM_WORLD) == MPI_SUCCESS,
-        "2^31 + 24 bytes");
-  for_each_piece([&](std::size_t at, std::size_t size_of_it) {
-    gpu.copy(host.data(), many + at, size_of_it);
-    for (std::size_t i = 0; i < size_of_it; ++i)
-      CHECK(host[i] == expected[i], "2^31 + 24 bytes: byte %zu", at + i);
-  });
-  gpu.free(many);
+  static constexpr std::size_t kPattern = 16777213;
+
+ private:
+  std::size_t bytes_;
+  std::uint8_t* data_;
+};
+
+/// More than 2^31 elements of one byte: an allreduce in place, Reduces to the first and, in place,
+/// to the last rank, and reduce_scatters, of parts of which the last ends beyond 2^31.
+void more_than_2_to_the_31() {
+  const std::size_t part = (std::size_t{1} << 31) / static_cast<std::size_t>(size) + 24;
+  const std::size_t bytes = part * static_cast<std::size_t>(size);
+  if (!has_room(2 * bytes)) return;
+  const auto count = static_cast<MPI_Count>(bytes);
+  const std::vector<std::uint8_t> mine = ManyBytes::pattern_of(rank);
+  std::vector<std::uint8_t> all(ManyBytes::kPattern);
+  for (int r = 0; r < size; ++r) {
+    const std::vector<std::uint8_t> values = ManyBytes::pattern_of(r);
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] ^= values[i];
+  }
+  const auto check = [](int status, const char* what) {
+    CHECK(status == MPI_SUCCESS, "%s: %s", what, error_text(status).c_str());
+    if (size > 1) CHECK(was_served(MPI_COMM_WORLD), "%s: left to the MPI", what);
+    if (rank == 0)
+      std::printf("%s: %s\n", what, size > 1 ? last_algorithm(MPI_COMM_WORLD).c_str() : "alone");
+  };
+  ManyBytes in(bytes), out(bytes);
+  in.fill(mine);
+  check(
+      MPI_Allreduce_c(MPI_IN_PLACE, in.data(), count, MPI_UNSIGNED_CHAR, MPI_BXOR, MPI_COMM_WORLD),
+      "MPI_Allreduce_c of more than 2^31 elements");
+  in.expect(all, 0, bytes, "MPI_Allreduce_c");
+
+  in.fill(mine);
+  check(MPI_Reduce_c(in.data(), rank == 0 ? out.data() : nullptr, count, MPI_UNSIGNED_CHAR,
+                     MPI_BXOR, 0, MPI_COMM_WORLD),
+        "MPI_Reduce_c of more than 2^31 elements");
+  if (rank == 0) out.expect(all, 0, bytes, "MPI_Reduce_c");
+  in.expect(mine, 0, bytes, "the input of MPI_Reduce_c");
+
+  check(MPI_Reduce_scatter_block_c(in.data(), out.data(), static_cast<MPI_Count>(part),
+                                   MPI_UNSIGNED_CHAR, MPI_BXOR, MPI_COMM_WORLD),
+        "MPI_Reduce_scatter_block_c of more than 2^31 elements");
+  out.expect(all, part * static_cast<std::size_t>(rank), part, "MPI_Reduce_scatter_block_c");
+  in.expect(mine, 0, bytes, "the input of MPI_Reduce_scatter_block_c");
+
+  const bool is_root = rank == size - 1;
+  check(MPI_Reduce_c(is_root ? MPI_IN_PLACE : in.data(), is_root ? in.data() : nullptr, count,
+                     MPI_UNSIGNED_CHAR, MPI_BXOR, size - 1, MPI_COMM_WORLD),
+        "MPI_Reduce_c in place of more than 2^31 elements");
+  in.expect(is_root ? all : mine, 0, bytes, "MPI_Reduce_c in place");
+}
+#endif
+
+/// 1 GiB of floats, and more.
+void huge() {
+  const std::size_t count = std::size_t{1} << 28;
+  if (has_room(count * 4)) {
+    auto* const memory = static_cast<float*>(Gpu::get().allocate(count * 4));
+    reduce(memory, count, 1, "1 GiB");
+    Gpu::get().free(memory);
+  }
+#if MPI_VERSION >= 4
+  more_than_2_to_the_31();
 #endif
 }
 
@@ -162,12 +247,16 @@ int main(int argc, char** argv) {
   size = world_size();
   late_gpu();
   skip_without_gpu();
-  const bool is_thorough = argc > 1 && std::strcmp(argv[1], "thorough") == 0;
-  cycles(is_thorough ? 10000 : 300);
-  pool();
-  virtual_memory();
-  numbers();
-  if (is_thorough) huge();
+  const std::string how = argc > 1 ? argv[1] : "";
+  if (how != "huge") {
+    cycles(how == "thorough" || how == "cycles" ? 10000 : 300);
+    if (how != "cycles") {
+      pool();
+      virtual_memory();
+      numbers();
+    }
+  }
+  if (how == "thorough" || how == "huge") huge();
   if (rank == 0) std::printf("memory of all kinds checked\n");
   MPI_Finalize();
 }

@@ -60,24 +60,10 @@ float element(int r, std::size_t i, int salt, bool is_exact) {
   return static_cast<float>(x % 2000003) / 7.0f - 100000.0f;
 }
 
-/// A GPU for each rank, or as if there were.
-bool has_gpu_each() {
-  const char* const shared = std::getenv("TRIB_SHARED_GPU");
-  return Gpu::get().count() >= size || (shared != nullptr && std::strcmp(shared, "all") == 0);
-}
-
-/// Ranks take GPUs by turns. Where each has its own, or all share one, it is a fold over ranks.
 template <class T>
 T folded(std::size_t i, int salt, bool is_exact) {
-  static const int gpus = has_gpu_each() ? size : Gpu::get().count();
-  T total{};
-  for (int gpu = 0; gpu < gpus; ++gpu) {
-    T part = element<T>(gpu, i, salt, is_exact);
-    for (int r = gpu + gpus; r < size; r += gpus)
-      part = static_cast<T>(part + element<T>(r, i, salt, is_exact));
-    total = gpu == 0 ? part : static_cast<T>(total + part);
-  }
-  return total;
+  static const std::vector<std::vector<int>> groups = groups_of_ranks();
+  return sum_in_groups(groups, [&](int r) { return element<T>(r, i, salt, is_exact); });
 }
 
 /// Room for a call's buffers.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Two threads, each with a communicator of its own, reduce GPU buffers at once: whichever order the
 // calls take on each GPU, none waits for ever (CUDA_DEVICE_MAX_CONNECTIONS=1 makes that hardest).
-// And whichever context is current in a thread that calls, or none, is current afterwards; and the
-// CUDA runtime's last error, where there is a runtime, is what it was.
+// And whichever context is current in a thread that calls, or none, is current afterwards:
+// "other-device" with that of another GPU than the buffers'. "last-error": the CUDA runtime's last
+// error is what it was; TEST_CUDA_RUNTIME says where one is.
 #include <algorithm>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -40,19 +42,13 @@ void take_last(void* in, void* inout, int* count, MPI_Datatype*) {
   std::copy_n(static_cast<float*>(in), *count, static_cast<float*>(inout));
 }
 
-/// `own`: of the buffers.
-void contexts_stay(void* own) {
+/// `own`: of the buffers. Each of `contexts` is current during the calls.
+void contexts_stay(void* own, const std::vector<void*>& contexts) {
   Gpu& gpu = Gpu::get();
-  int device = 0;
-  void* other = nullptr;
-  CHECK(gpu.call("cuCtxGetDevice", &device) == 0 &&
-            gpu.call("cuCtxCreate_v2", &other, 0u, device) == 0 &&
-            gpu.call("cuCtxPopCurrent_v2", &other) == 0,
-        "no second context");
   const int size = world_size();
   MPI_Op op;
   MPI_Op_create(take_last, 0, &op);
-  for (void* const context : {static_cast<void*>(nullptr), other, own})
+  for (void* const context : contexts)
     for (const int count : {3, 5000, 1000000}) {
       CHECK(gpu.call("cuCtxSetCurrent", own) == 0, "");
       const auto total = static_cast<std::size_t>(count * size);
@@ -89,19 +85,45 @@ void contexts_stay(void* own) {
       gpu.free(out);
     }
   MPI_Op_free(&op);
-  CHECK(gpu.call("cuCtxDestroy_v2", other) == 0, "");
   CHECK(gpu.call("cuCtxSetCurrent", own) == 0, "");
+}
+
+/// None, another one of the same GPU, and the buffers'.
+void contexts_of_its_gpu_stay(void* own) {
+  Gpu& gpu = Gpu::get();
+  int device = 0;
+  void* other = nullptr;
+  CHECK(gpu.call("cuCtxGetDevice", &device) == 0 &&
+            gpu.call("cuCtxCreate_v2", &other, 0u, device) == 0 &&
+            gpu.call("cuCtxPopCurrent_v2", &other) == 0,
+        "no second context");
+  contexts_stay(own, {nullptr, other, own});
+  CHECK(gpu.call("cuCtxDestroy_v2", other) == 0, "");
+}
+
+/// The thread's device is another one than the buffers', from the first reduction on.
+void contexts_of_another_gpu_stay(void* own) {
+  Gpu& gpu = Gpu::get();
+  if (gpu.visible() < 2)
+    skip("another device than the buffers' needs two GPUs, here is " +
+         std::to_string(gpu.visible()));
+  int device = 0;
+  void* other = nullptr;
+  const int number = (gpu.of(world_rank()) + 1) % gpu.visible();
+  CHECK(gpu.call("cuDeviceGet", &device, number) == 0 &&
+            gpu.call("cuDevicePrimaryCtxRetain", &other, device) == 0,
+        "no context on another GPU");
+  contexts_stay(own, {other, own, other});
+  CHECK(gpu.call("cuDevicePrimaryCtxRelease_v2", device) == 0, "");
 }
 
 /// An error that the program has yet to ask for.
 void last_error_stays(void* own) {
   void* runtime = nullptr;
-  for (const char* const name : {"libcudart.so.13", "libcudart.so.12", "libcudart.so"})
-    if (runtime == nullptr) runtime = dlopen(name, RTLD_NOW);
-  if (runtime == nullptr) {
-    if (world_rank() == 0) std::printf("no CUDA runtime here, whose last error could be lost\n");
-    return;
-  }
+  for (const char* const name : {static_cast<const char*>(std::getenv("TEST_CUDA_RUNTIME")),
+                                 "libcudart.so.13", "libcudart.so.12", "libcudart.so"})
+    if (runtime == nullptr && name != nullptr) runtime = dlopen(name, RTLD_NOW);
+  if (runtime == nullptr) skip("no CUDA runtime here, whose last error could be lost");
   const auto set_device = reinterpret_cast<int (*)(int)>(dlsym(runtime, "cudaSetDevice"));
   const auto get_last_error = reinterpret_cast<int (*)()>(dlsym(runtime, "cudaGetLastError"));
   CHECK(set_device != nullptr && get_last_error != nullptr, "");
@@ -160,8 +182,15 @@ int main(int argc, char** argv) {
   skip_without_gpu();
   void* context = nullptr;
   CHECK(Gpu::get().call("cuCtxGetCurrent", &context) == 0, "");
-  contexts_stay(context);
-  last_error_stays(context);
+  const std::string what = argc > 1 ? argv[1] : "";
+  if (what != "") {
+    if (what == "other-device") contexts_of_another_gpu_stay(context);
+    if (what == "last-error") last_error_stays(context);
+    if (world_rank() == 0) std::printf("%s checked\n", what.c_str());
+    MPI_Finalize();
+    return 0;
+  }
+  contexts_of_its_gpu_stay(context);
   std::vector<MPI_Comm> comms(2);
   for (MPI_Comm& comm : comms) MPI_Comm_dup(MPI_COMM_WORLD, &comm);
   std::vector<std::thread> threads;
