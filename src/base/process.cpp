@@ -9,16 +9,19 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <system_error>
 
 namespace trib {
 namespace {
 
 struct Process {
-  enum { unknown, gone, alive } state = unknown;
+  enum { unknown, gone, ending, alive } state = unknown;
   std::uint64_t start_time = 0;  ///< in clock ticks since boot
 };
 
@@ -33,6 +36,62 @@ bool is_empty(int pid) {
          ::readlink((folder + "/exe").c_str(), program, sizeof program) < 0 && errno == ENOENT;
 }
 
+/// Fields of a `stat` of /proc.
+struct Stat {
+  char state = 0;
+  std::uint64_t flags = 0, threads = 0, start_time = 0;
+
+  bool is_exiting() const {
+    // PF_EXITING and PF_SIGNALED of the kernel. The latter comes first where memory is dumped.
+    constexpr std::uint64_t kExiting = 0x4, kKilled = 0x400;
+    return state == 'X' || state == 'Z' || (flags & (kExiting | kKilled)) != 0;
+  }
+};
+
+/// Of `file`, which is closed. If there is none, `error` is that of the read, or 0.
+std::optional<Stat> read_stat(int file, int& error) {
+  char text[1024];
+  const ssize_t length = ::read(file, text, sizeof text - 1);
+  error = length < 0 ? errno : 0;
+  ::close(file);
+  if (length <= 0) return {};
+  text[length] = '\0';
+  const char* const name_end =
+      std::strrchr(text, ')');  // the name may hold anything, spaces and parentheses included
+  if (name_end == nullptr) return {};
+  std::istringstream rest(name_end + 1);
+  Stat stat;
+  rest >> stat.state;
+  std::string field;
+  for (int number = 4; number <= 22 && rest >> field; ++number) {
+    const std::uint64_t value = std::strtoull(field.c_str(), nullptr, 10);
+    if (number == 9) stat.flags = value;
+    if (number == 20) stat.threads = value;
+    if (number == 22) stat.start_time = value;
+  }
+  if (stat.start_time == 0) return {};
+  return stat;
+}
+
+/// Whether all threads have left the program. The first one may have, and the others go on.
+bool are_all_exiting(int pid) {
+  const std::string folder = "/proc/" + std::to_string(pid) + "/task";
+  std::error_code trouble;
+  std::filesystem::directory_iterator task(folder, trouble);
+  for (; !trouble && task != std::filesystem::directory_iterator(); task.increment(trouble)) {
+    const int file = ::open((task->path() / "stat").c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0 && errno == ENOENT) continue;  // it has ended meanwhile
+    int error = 0;
+    const std::optional<Stat> stat = file < 0 ? std::nullopt : read_stat(file, error);
+    if (!stat ? error != ESRCH : !stat->is_exiting()) return false;
+  }
+  return !trouble;
+}
+
+bool has_another(const Process& now, const ProcessId& process) {
+  return now.start_time != 0 && now.start_time != process.start_time;
+}
+
 Process look_at(int pid) {
   const std::string path = "/proc/" + std::to_string(pid) + "/stat";
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -45,27 +104,16 @@ Process look_at(int pid) {
         ((::kill(pid, 0) != 0 && errno == ESRCH) || (has_no_room && is_empty(pid)));
     return {is_gone ? Process::gone : Process::unknown, 0};
   }
-  char text[1024];
-  const ssize_t length = ::read(file, text, sizeof text - 1);
-  const int error = errno;
-  ::close(file);
-  if (length <= 0) return {length < 0 && error == ESRCH ? Process::gone : Process::unknown, 0};
-  text[length] = '\0';
-  const char* const name_end =
-      std::strrchr(text, ')');  // the name may hold anything, spaces and parentheses included
-  if (name_end == nullptr) return {};
-  std::istringstream rest(name_end + 1);
-  std::string state, field;
-  std::uint64_t threads = 0, start = 0;
-  rest >> state;
-  for (int number = 4; number <= 22 && rest >> field; ++number) {
-    if (number == 20) threads = std::strtoull(field.c_str(), nullptr, 10);
-    if (number == 22) start = std::strtoull(field.c_str(), nullptr, 10);
-  }
-  if (start == 0) return {};
+  int error = 0;
+  const std::optional<Stat> stat = read_stat(file, error);
+  if (!stat) return {error == ESRCH ? Process::gone : Process::unknown, 0};
+  Process process{Process::alive, stat->start_time};
   // A process whose main thread has ended while others go on is shown as a zombie, too.
-  const bool is_dead = state == "X" || (state == "Z" && threads <= 1);
-  return {is_dead ? Process::gone : Process::alive, start};
+  if (stat->state == 'X' || (stat->state == 'Z' && stat->threads <= 1))
+    process.state = Process::gone;
+  else if (stat->is_exiting() && (stat->threads <= 1 || are_all_exiting(pid)))
+    process.state = Process::ending;
+  return process;
 }
 
 std::uint64_t numbering_of_this() {
@@ -96,8 +144,12 @@ bool can_see(const ProcessId& process) {
 
 bool is_gone(const ProcessId& process) {
   const Process now = look_at(process.pid);
-  return now.state == Process::gone ||
-         (now.state == Process::alive && now.start_time != process.start_time);
+  return now.state == Process::gone || has_another(now, process);
+}
+
+bool is_ending(const ProcessId& process) {
+  const Process now = look_at(process.pid);
+  return now.state == Process::gone || now.state == Process::ending || has_another(now, process);
 }
 
 }  // namespace trib

@@ -24,5 +24,8 @@ bool can_see(const ProcessId& process);
 /// False if that cannot be told: a process that has no file descriptors left, say, must not take
 /// its peers for dead. Only for those that we can see.
 bool is_gone(const ProcessId& process);
+/// The same as soon as nothing of its program runs any more. Its memory may be yet to be dumped,
+/// and taken down, which takes 30 ms for each GiB of small pages; what it left to GPUs may go on.
+bool is_ending(const ProcessId& process);
 
 }  // namespace trib

@@ -194,6 +194,7 @@ class Communicator {
   static bool is_nap_due();
   static void yield_and_look();
   void check_time(int peer, double waited) const;
+  void check_all_alive(std::chrono::steady_clock::time_point now);
   void wait_for_answer();
   /// Whether it is known if devices serve nonblocking reductions.
   bool is_settled() const {
@@ -228,7 +229,8 @@ class Communicator {
   const void *seen_in_ = nullptr,
              *seen_out_ = nullptr;  // as Plan's, of what goes on in the background
   std::uint64_t posts_ = 0;
-  std::atomic<bool> is_patient_{false};                     // waits have no limit
+  std::atomic<bool> is_patient_{false};                                // waits have no limit
+  std::atomic<std::chrono::steady_clock::time_point> all_alive_at_{};  // when all were seen
   bool may_use_devices_ = false, wants_to_settle_ = false;  // the same on all ranks, as ...
   bool wants_to_ask_ = false, has_asked_ = false;           // ... whether posts are to meet: ...
   bool may_ask_ = false;  // ... all have threads that go on while their programs do not

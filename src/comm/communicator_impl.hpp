@@ -22,11 +22,21 @@ namespace trib {
 inline constexpr int kFirstSpinDevice = 2000;
 /// Between two looks whether a peer's process is there.
 inline constexpr auto kAliveInterval = std::chrono::milliseconds(100);
+/// The same of all ranks, of a communicator.
+inline constexpr auto kAllAliveInterval = 4 * kAliveInterval;
 
 inline std::string to_text(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", value);
   return text;
+}
+
+/// The rank that this one waits for may itself be at something else, or wait in the MPI for the one
+/// that is gone.
+inline void Communicator::check_all_alive(std::chrono::steady_clock::time_point now) {
+  if (now - all_alive_at_.load(std::memory_order_relaxed) < kAllAliveInterval) return;
+  all_alive_at_.store(now, std::memory_order_relaxed);
+  channel_->check_all_alive();
 }
 
 inline void Communicator::wait(Operation& operation, bool is_devices) {
@@ -98,6 +108,7 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
         if (now - alive_at > kAliveInterval) {
           alive_at = now;
           check_alive(peer);
+          check_all_alive(now);
         }
       } catch (const Error&) {
         const int still = step(polls);

@@ -107,7 +107,7 @@ bool MpiBootstrap::wait(MPI_Request& request) const {
     if (look_) look_();
     for (std::size_t rank = 0; rank < processes_.size(); ++rank) {
       const ProcessId& process = processes_[rank];
-      if (!can_see(process) || !is_gone(process)) continue;
+      if (!can_see(process) || !is_ending(process)) continue;
       if (rank == suspect)
         throw Error(Code::peer, "setting up the communicator: rank " + std::to_string(rank) +
                                     " (process " + std::to_string(process.pid) + ") is gone");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A rank is killed in the middle of reductions of GPU buffers: within two seconds the others get an
+// A rank is killed in the middle of reductions of GPU buffers: within a second the others get an
 // error, the communicator says that it is unusable, and the GPU is free. To be started so that the
 // launcher lets the others run on. Words behind the count of elements:
 //   inside  it dies while it is in a call, some time within a few milliseconds: others may then
@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kMostMs = 2000;  // until a death is noticed
+constexpr double kMostMs = 1000;  // until a death is noticed
 constexpr int kRoundOfDeath = 1000;
 
 int count = 300000, victim = 0;
