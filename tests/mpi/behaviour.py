@@ -204,16 +204,27 @@ def killed(context: Context) -> None:
         (2, "killed-some"),
     ]
     cases += [(2, "killed-freed"), (3, "killed-freed-return")]
+    # Half of the ranks, while the others sleep, as there are not so many cores; and one that nobody waits for.
+    cases += [(8, "killed-many-later"), (3, "killed-behind")]
+    longest = 0
     for ranks, case in cases:
+        left = (ranks + 1) // 2 if "many" in case else ranks - 1
         with tempfile.TemporaryDirectory() as folder:
             told = Path(folder) / "told"
+            told.touch()
             program = f"{context.program('errors')} {case} {told}"
             # The launcher watches the shell, or else it would kill the other ranks as well.
-            script = f"{program}; for i in $(seq 100); do [ $(wc -l <{told}) -ge {ranks - 1} ] && exit 0; sleep 0.1; done"
+            script = f"{program}; for i in $(seq 200); do [ $(wc -l <{told}) -ge {left} ] && exit 0; sleep 0.05; done"
             result = context.run(ranks, ["sh", "-c", script], timeout=60)
-            if context.mpi.kind == "openmpi" and not told.exists():
-                continue  # it notices all the same
-            expect(told.exists() and told.read_text() == "as expected\n" * (ranks - 1), result)
+            text = told.read_text()
+        noticed = re.findall(r"rank \d+: noticed after (\d+) ms", result.output)
+        longest = max(longest, *map(int, noticed), 0)
+        if context.mpi.kind == "openmpi" and not text and not noticed:
+            # It may have been first to notice, and have ended the job.
+            expect(re.search(r"noticed that process rank \d+", result.output) is not None, result)
+            continue
+        expect(text == "as expected\n" * left, f"{ranks} ranks, {case}:\n{result.output}")
+    print(f"deaths checked: noticed after {longest} ms at most")
     for segment in ("memfd", "file"):
         context.run(
             3, [context.program("errors"), "killed"], env={"TRIB_SEGMENT": segment}, timeout=40
@@ -226,8 +237,8 @@ class NotHereError(Exception):
     """A check that this machine cannot do, and why."""
 
 
-def kill_on_gpus(context: Context, cases: list[tuple[int, str]]) -> None:
-    """After kill -9 of a rank its peers get an error within two seconds, and the GPU is free."""
+def kill_on_gpus(context: Context, cases: list[tuple[int, str]], **env: str) -> None:
+    """After kill -9 of a rank its peers get an error within a second, and the GPU is free."""
     longest = 0
     for number, (ranks, arguments) in enumerate(cases):
         with tempfile.TemporaryDirectory() as folder:
@@ -238,15 +249,16 @@ def kill_on_gpus(context: Context, cases: list[tuple[int, str]]) -> None:
                 f"{context.program('gpu_killed')} {arguments}; s=$?; [ $s = 77 ] && exit 77; [ $s = 0 ] && echo fine >>{told}; "
                 f"for i in $(seq 100); do [ $(wc -l <{told}) -ge {ranks - 1} ] && exit 0; sleep 0.1; done"
             )
-            result = context.run(ranks, ["sh", "-c", script], timeout=60)
+            result = context.run(ranks, ["sh", "-c", script], timeout=60, env=env)
         if "skipped: " in result.output:
             if number > 0:  # too many ranks for the GPUs that are here
                 continue
             raise NotHereError(result.output[result.output.index("skipped: ") :].splitlines()[0])
         noticed = re.findall(r"rank \d+: noticed after (\d+) ms", result.output)
-        expect(len(noticed) == ranks - 1, f"{ranks} ranks, {arguments}:\n{result.output}")
+        expect(len(noticed) == ranks - 1, f"{ranks} ranks, {arguments}, {env}:\n{result.output}")
         longest = max(longest, *map(int, noticed))
-    print(f"deaths checked: noticed after {longest} ms at most")
+    settings = "".join(f" with {name}={value}" for name, value in env.items())
+    print(f"deaths checked{settings}: noticed after {longest} ms at most")
 
 
 def gpu_killed(context: Context) -> None:
@@ -260,7 +272,16 @@ def gpu_killed(context: Context) -> None:
     ]
     cases += [(ranks, "8000000 inside reduce") for ranks in (2, 3, 4)]
     cases += [(ranks, "8000000 inside reduce first") for ranks in (2, 4)]
+    # By copy engines, where each rank has a GPU.
+    cases += [(2, "40000000 inside"), (2, "40000000 inside first")]
     kill_on_gpus(context, cases)
+    copied = [(2, "3000000 inside"), (4, "10000000 inside"), (4, "10000000 inside first")]
+    kill_on_gpus(context, copied, TRIB_ENGINE="copy")
+    short = [(2, "10"), (2, "10 first"), (2, "10 inside"), (4, "10 inside first")]
+    kill_on_gpus(context, short, TRIB_RESIDENT="100")
+    # Through host memory.
+    long = [(2, "300000 inside"), (2, "3000000 inside first"), (4, "300000 inside")]
+    kill_on_gpus(context, [(2, "10 inside"), *long], TRIB_P2P="off")
 
 
 def gpu_killed_requests(context: Context) -> None:
@@ -360,6 +381,17 @@ def tuning(context: Context) -> None:
         result, now = job(**kept, TRIB_STATS="1", TRIB_ALGORITHM="one_shot")
         expect(now == bits and "two_shot" not in result.output, result)
 
+        # The file is not of one MPI.
+        for name in ("openmpi", "mpich"):
+            if name not in context.mpis or context.mpis[name].kind == context.mpi.kind:
+                continue
+            other = Context(context.mpis_file, name, context.programs, name)
+            result = other.run(2, [other.program("tuning")], env={**kept, "TRIB_STATS": "1"})
+            expect(result.status == 0 and f"bits {bits}" in result.output, result)
+            for form in ("allreduce", "iallreduce", "allreduce_init"):
+                served = re.findall(rf"^  {form} +(\w+) +\d+ ", result.output, re.MULTILINE)
+                expect(served == ["two_shot"], result)
+
         damaged = text[:-9]
         file.write_text(damaged)
         result, now = job("100", TRIB_TUNING_FILE=str(file))
@@ -378,6 +410,26 @@ def alone(context: Context) -> None:
         expect(result.status == 0, result)
         served = re.findall(r"^  iallreduce +\w+ +(\d+) ", result.output, re.MULTILINE)
         expect(sum(map(int, served)) == calls, result)
+
+
+def all_alive(context: Context) -> None:
+    """Thousands of requests at once are served, nonblocking and persistent ones."""
+    if len(os.sched_getaffinity(0)) < 2:
+        return  # the program makes fewer then
+    program = [context.program("requests"), "many"]
+    result = context.run(2, [*program, "persistent-order"], env={"TRIB_STATS": "1"})
+    has_persistent = "no such section" not in result.output
+    if not has_persistent:
+        result = context.run(2, program, env={"TRIB_STATS": "1"})
+    expect(result.status == 0 and "no calls were left to the MPI" in result.output, result)
+
+    def served(rows: str) -> int:
+        found = re.findall(rf"^  {rows} +\w+ +(\d+) ", result.output, re.MULTILINE)
+        return sum(map(int, found))
+
+    expect(served(r"i\w+") >= 30000, result)  # three times ten thousand
+    most = 2000 if context.mpi.kind == "intel" else 4000
+    expect(served(r"\w+_init") >= (3 * most if has_persistent else 0), result)
 
 
 def tool_in_front(context: Context) -> None:
@@ -474,6 +526,7 @@ CHECKS: dict[str, Callable[[Context], None]] = {
         gpu_killed_stream,
         tuning,
         alone,
+        all_alive,
         tool_in_front,
         without_folder,
         left_out,

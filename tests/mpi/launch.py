@@ -149,6 +149,12 @@ def main() -> int:
         "--also", action="append", default=[], help="a command that as many ranks run"
     )
     parser.add_argument("--expect", action="append", default=[], help="text in the output")
+    parser.add_argument(
+        "--reject",
+        action="append",
+        default=[],
+        help="a regular expression for what is not in the output",
+    )
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
     mpi = known(arguments.mpis)[arguments.mpi]
@@ -170,12 +176,15 @@ def main() -> int:
                 print(reason)
                 return SKIPPED
             missing = [text for text in arguments.expect if text not in result.output]
-            if result.status == 0 and not missing:
+            unwanted = [text for text in arguments.reject if re.search(text, result.output)]
+            if result.status == 0 and not missing and not unwanted:
                 break
             print(f"--- {mpi.name}, {ranks} ranks, attempt {attempt + 1}: status {result.status}")
             print(result.output)
             if missing:
                 print(f"--- missing in the output: {missing}")
+            if unwanted:
+                print(f"--- not to be in the output: {unwanted}")
         else:
             return 1
         print(f"{mpi.name}, {ranks} ranks: fine")

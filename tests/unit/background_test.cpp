@@ -13,10 +13,12 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <random>
 #include <semaphore>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -662,14 +664,30 @@ void on_two_ranks(const char* what, const std::function<void(Communicator&, Part
   expect_no_errors(run_ranks(2, rank_body), what);
 }
 
-TEST(Background, MillionsOfStartsLeaveNothingBehind) {
+long resident_kib() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmRSS:")) return std::stol(line.substr(6));
+  return -1;
+}
+
+TEST(Background, AMillionStartsLeaveNothingBehind) {
   on_two_ranks("starts", [](Communicator& communicator, Part& part) {
     auto task = communicator.prepare(part.request);
-    for (int i = 0; i < test::less_if_sanitized(200000, 5000); ++i) {
-      communicator.start(*task);
-      communicator.wait(*task);
-    }
+    const auto start = [&](int times) {
+      for (int i = 0; i < times; ++i) {
+        communicator.start(*task);
+        communicator.wait(*task);
+      }
+    };
+    start(1000);
+    const long before = resident_kib();
+    start(test::less_if_sanitized(1000000, 5000));
+    const long grown = resident_kib() - before;
     expect(part.check());
+    // Of both ranks.
+    EXPECT_LE(grown, test::less_if_sanitized(1024, 1 << 20));
+    EXPECT_GT(before, 0);
     communicator.dismiss(std::move(task));
   });
 }
