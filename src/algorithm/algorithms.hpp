@@ -32,6 +32,8 @@ Schedule rabenseifner(const Shape& shape);
 Schedule binomial(const Shape& shape);
 Schedule tree4(const Shape& shape);
 Schedule tree8(const Shape& shape);
+Schedule mixed_tree(const Shape& shape);
+Schedule paired_tree(const Shape& shape);
 
 /// What two_shot_as_ring does in a Reduce: see rootless.cpp.
 Schedule rootless_as_ring(const Shape& shape);

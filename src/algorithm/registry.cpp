@@ -117,13 +117,28 @@ constexpr Algorithm kAlgorithms[] = {
      .bytes = "7n ceil(log8 p)",
      .association = Association::tree8,
      .schedule = tree8},
+    {.name = "mixed_tree",
+     .summary = "tree8, but its levels alike: 24 ranks by 5 and 5, 48 by 7 and 7",
+     .source = "Jocksch et al., 2020, with radices by p",
+     .steps = "2 ceil(log8 p)",
+     .bytes = "sum of (radix-1)n",
+     .association = Association::mixed_tree,
+     .schedule = mixed_tree},
+    {.name = "paired_tree",
+     .summary = "neighbours first, down to a power of two, then a tree of radix 8 or 4",
+     .source = "Jocksch et al., 2020, with a first step to 2^n",
+     .steps = "2 + 2 ceil(log8 2^n), 2^n < p",
+     .bytes = "n + sum of (radix-1)n",
+     .association = Association::paired_tree,
+     .schedule = paired_tree},
 };
 
 }  // namespace
 
 std::string_view name(Association association) {
-  constexpr std::string_view names[] = {"rank_order", "groups",    "devices", "chain", "rounded",
-                                        "ring",       "hypercube", "tree2",   "tree4", "tree8"};
+  constexpr std::string_view names[] = {"rank_order", "groups", "devices",    "chain",
+                                        "rounded",    "ring",   "hypercube",  "tree2",
+                                        "tree4",      "tree8",  "mixed_tree", "paired_tree"};
   return names[static_cast<int>(association)];
 }
 

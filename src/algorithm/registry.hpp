@@ -15,20 +15,23 @@ namespace trib {
 /// same), but for types whose sums are made in a wider one: those of chains and rings are rounded
 /// to the type on their way, those of two_shot_as_ring at the end.
 enum class Association {
-  rank_order,  ///< a left fold over ranks 0, 1, 2, ...
-  groups,      ///< a left fold in groups of ranks, then one over the groups: see Groups
-  devices,     ///< a left fold over the ranks of each device, then one over the devices
-  chain,       ///< a left fold over ranks root+1, ..., root
-  rounded,     ///< rank_order, but each sum is rounded to the type: the same where that is what
-               ///< sums are made in
-  ring,        ///< each chunk in ring order, starting behind its owner
-  hypercube,   ///< neighbours beyond a power of two first, then pairwise by distance 1, 2, 4, ...
-  tree2,       ///< by subtree of a binomial tree rooted at the root (rank 0 where there is none),
-               ///< or of several by level: see tree.cpp
-  tree4,       ///< the same of radix 4
-  tree8,       ///< the same of radix 8
+  rank_order,   ///< a left fold over ranks 0, 1, 2, ...
+  groups,       ///< a left fold in groups of ranks, then one over the groups: see Groups
+  devices,      ///< a left fold over the ranks of each device, then one over the devices
+  chain,        ///< a left fold over ranks root+1, ..., root
+  rounded,      ///< rank_order, but each sum is rounded to the type: the same where that is what
+                ///< sums are made in
+  ring,         ///< each chunk in ring order, starting behind its owner
+  hypercube,    ///< neighbours beyond a power of two first, then pairwise by distance 1, 2, 4, ...
+  tree2,        ///< by subtree of a binomial tree rooted at the root (rank 0 where there is none),
+                ///< or of several by level: see tree.cpp
+  tree4,        ///< the same of radix 4
+  tree8,        ///< the same of radix 8
+  mixed_tree,   ///< the same of radices that depend on how many ranks make the tree
+  paired_tree,  ///< the same, after neighbours beyond a power of two
 };
 std::string_view name(Association association);
+constexpr bool is_tree(Association association) { return association >= Association::tree2; }
 
 /// Sets of collectives, a bit for each.
 inline constexpr unsigned kReductions = (1u << kCollectives) - 1;

@@ -212,7 +212,10 @@ class Calls {
       const bool is_shared = kind_ == Kind::shared;
       call.shape.collective =
           static_cast<Collective>(below(at(is_shared ? kCollectives : kAllCollectives)));
-      const auto all = algorithms();
+      // Trees of mixed radices are like others to kernels.
+      const auto all = algorithms().first(static_cast<std::size_t>(std::count_if(
+          algorithms().begin(), algorithms().end(),
+          [](const Algorithm& row) { return row.association <= Association::tree8; })));
       call.algorithm = is_any_order_ && !one_in(3)
                            ? &all[below(all.size())]
                            : find_algorithm(kNames[below(is_shared ? 3 : 5)]);
