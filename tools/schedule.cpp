@@ -20,6 +20,7 @@
 #include "backend/backend.hpp"
 #include "base/bootstrap.hpp"
 #include "base/config.hpp"
+#include "comm/cut.hpp"
 #include "numbers.hpp"
 #include "schedule/script.hpp"
 #include "tune/select.hpp"
@@ -141,16 +142,24 @@ trib::Collective read_collective(const std::string& text) {
   refuse("COLLECTIVE", text, accepted);
 }
 
+/// What a call of so many bytes gets, by the algorithm of that name if there is one.
+trib::Choice choice_of(const Options& options, const trib::Shape& shape) {
+  trib::Key key;
+  key.collective = shape.collective;
+  key.size = shape.size;
+  key.bytes = options.bytes;
+  key.is_intel = trib::runs_on_intel();
+  trib::Config config = trib::read_config();
+  if (options.algorithm != "auto") {
+    config.algorithm[options.algorithm.copy(config.algorithm, sizeof config.algorithm - 1)] = 0;
+    config.determinism = trib::Config::Determinism::any;
+  }
+  return select(key, config);
+}
+
 /// By name, or the one that a call of so many bytes gets.
 const trib::Algorithm& choose(const Options& options, const trib::Shape& shape) {
-  if (options.algorithm == "auto") {
-    trib::Key key;
-    key.collective = shape.collective;
-    key.size = shape.size;
-    key.bytes = options.bytes;
-    key.is_intel = trib::runs_on_intel();
-    return *select(key, trib::read_config()).algorithm;
-  }
+  if (options.algorithm == "auto") return *choice_of(options, shape).algorithm;
   const trib::Algorithm* const named = trib::find_algorithm(options.algorithm);
   if (named != nullptr && named->serves(shape.collective)) return *named;
   std::string accepted = "auto";
@@ -301,8 +310,44 @@ class Threads {
   std::vector<const void*> blobs_;
 };
 
+/// The list that a call runs which is over in one run. It was put together for that very call: a
+/// sum of so many bytes of floats.
+std::string bound_text(trib::HostChannel& channel, trib::Program& program, const Options& options,
+                       const Script& script, std::size_t rank) {
+  const trib::Schedule& schedule = script.schedules[rank];
+  const auto chunks = static_cast<std::size_t>(schedule.chunks);
+  const std::size_t element = bytes(trib::Dtype::f32);
+  const std::size_t total = std::max(options.bytes / element, std::size_t{1});
+  std::vector<std::size_t> begin, counts;
+  for (std::size_t rest = total, left = chunks; has_chunk_per_rank(script.shape.collective) && left;
+       rest -= counts.back(), --left)
+    counts.push_back((rest + left - 1) / left);
+  trib::cut_chunks(begin, chunks, static_cast<std::size_t>(schedule.parts), total, element,
+                   counts.empty() ? nullptr : counts.data());
+  trib::Arguments arguments;
+  arguments.signature.collective = static_cast<std::uint8_t>(script.shape.collective);
+  arguments.dtype = trib::Dtype::f32;
+  arguments.chunk_begin = begin.data();
+  arguments.chunks = chunks;
+  arguments.longest = trib::longest_chunk(begin);
+  const std::size_t longest = std::max(arguments.longest * element, std::size_t{1});
+  arguments.is_large = longest > program.fit(false) || longest >= trib::HostChannel::kLeastTurned;
+  const std::size_t slice =
+      std::min({choice_of(options, script.shape).slice_bytes, longest, program.fit(true)});
+  const std::string head = "\ncalls of " + std::to_string(total * element) + " bytes: ";
+  if (slice < longest)
+    return head + "the list above in " + std::to_string((longest + slice - 1) / slice) +
+           " runs, with slices of " + std::to_string(slice / 64 * 64) + " bytes of each chunk\n";
+  arguments.slice = std::max(arguments.longest, std::size_t{1});
+  if (arguments.is_large && !channel.reserve_data())
+    throw std::runtime_error("there is no memory for " + std::to_string(total * element) +
+                             " bytes");
+  const auto binding = program.bind(arguments);
+  return head + (binding ? program.text(*binding) : "the list above\n");
+}
+
 /// What each rank's processor would run, in channels as a job has them.
-std::vector<std::string> programs(const Script& script) {
+std::vector<std::string> programs(const Script& script, const Options& options) {
   const std::size_t size = script.schedules.size();
   std::vector<std::string> texts(size), troubles(size);
   Threads all(script.shape.size);
@@ -316,10 +361,16 @@ std::vector<std::string> programs(const Script& script) {
         const auto channel = trib::host_backend().open(bootstrap, trib::read_config(), trouble);
         if (!channel) return;
         const auto program = channel->load(script.schedules[at]);
-        if (program)
-          texts[at] = "rank " + std::to_string(rank) + ": " + program->text();
-        else
+        if (program->fit(false) == 0) {
           trouble = "there is no room for so many flags";
+        } else {
+          try {
+            texts[at] = "rank " + std::to_string(rank) + ": " + program->text() +
+                        bound_text(*channel, *program, options, script, at);
+          } catch (const std::exception& error) {
+            trouble = error.what();
+          }
+        }
         char mine = 0;
         std::vector<char> others(size);
         bootstrap.exchange(&mine, others.data(), 1);  // nobody leaves before
@@ -354,7 +405,7 @@ int run(const Options& options) {
     throw std::invalid_argument("--program: not with --verify");
   if (options.wants_program) trib::host_backend();  // throws where there is none
   const std::vector<std::string> instructions =
-      options.wants_program ? programs(script) : std::vector<std::string>();
+      options.wants_program ? programs(script, options) : std::vector<std::string>();
   const std::string fault = is_verified ? verify(script) : std::string();
   if (options.is_json) {
     ordered_json all = document(script);

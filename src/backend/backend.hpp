@@ -177,6 +177,11 @@ class Program {
   virtual Operation& launch(const Arguments& arguments) = 0;
   /// For people: what is run, an instruction to a line. Empty: a device's table.
   virtual std::string text() const { return {}; }
+  /// The same for calls with a binding of this program's.
+  virtual std::string text(const Binding& binding) const {
+    (void)binding;
+    return {};
+  }
 };
 
 /// A channel in the host's memory: flags, scratch and sequence numbers of one series of operations,

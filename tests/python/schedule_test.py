@@ -66,6 +66,34 @@ def test_programs(trib: Trib) -> None:
     assert trib(*words, "--rank", 3)[0] == 2
 
 
+_TWO_RANKS = """\
+rank 0: 4 instructions of 16 bytes, 5 operands of 16; 2 stages; in each of 4 windows 1 flags, 1 units of scratch
+   0  stage 0  copy    scratch of 0 unit 0 <- in chunk 0
+   1  stage 0  signal  flag 0 of 0
+   2  stage 1  wait    flag 0 of 1
+   3  stage 1  reduce  out chunk 0 <- in chunk 0, scratch of 1 unit 0
+
+calls of 1024 bytes: 4 instructions of 24 bytes, 5 places of 16
+   0  copy    cell 0..18 of 0 <- in byte 0; 1024 bytes
+   1  signal  flag 0 of 0
+   2  wait    cell 0..18 of 1
+   3  reduce  out byte 0 <- in byte 0, cell 0..18 of 1; 1024 bytes
+"""
+
+
+def test_programs_of_a_length(trib: Trib) -> None:
+    words = ["schedule", "allreduce", "--algorithm", "one_shot", "-n", 2, "--program", "--rank", 0]
+    # Four bytes lie in the line of the flag, longer ones in cells or scratch, and long calls take more runs than one.
+    assert "   0  copy    line 0 of 0 byte 0 <- in byte 0; 4 bytes\n" in trib(*words)[1]
+    assert trib(*words, "--bytes", "1K")[1].endswith(_TWO_RANKS)
+    text = trib(*words, "--bytes", "16K")[1]
+    assert "out byte 0 <- in byte 0, large scratch of 1 byte 0; 16384 bytes\n" in text
+    assert "\ncalls of 16777216 bytes: the list above in " in trib(*words, "--bytes", "16M")[1]
+    words = ["schedule", "reduce_scatter", "--algorithm", "one_shot", "-n", 3, "--program"]
+    text = trib(*words, "--rank", 2, "--bytes", 40)[1]
+    assert re.search(r"reduce  out byte 0 <- .*, in byte 28; 12 bytes\n$", text)
+
+
 def test_domains(trib: Trib) -> None:
     words = ["schedule", "reduce", "--algorithm", "tree4", "-n", 4, "--direct", "--domains"]
     status, out, _ = trib(*words, "1,0,1,0")

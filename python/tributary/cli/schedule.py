@@ -10,7 +10,7 @@ examples:
   trib schedule allreduce -n 4
   trib schedule allreduce --algorithm ring -n 8 --direct --plot out/ring.png
   trib schedule reduce --algorithm tree4 -n 8 --domains 0,0,0,0,1,1,1,1 --direct --plot out/sockets.png
-  trib schedule allreduce --algorithm recursive_doubling -n 8 --program --rank 0
+  trib schedule allreduce --algorithm recursive_doubling -n 8 --program --bytes 1K --rank 0
   trib schedule reduce --root 2 --bytes 64K -n 8 --rank 2
   trib schedule allreduce -n 3 --algorithm two_shot > mine.txt
   trib schedule --verify mine.txt --plot out/mine.png
@@ -60,7 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="by which algorithm (default: auto, the one that a call of --bytes gets)",
     )
-    add("--bytes", metavar="SIZE", type=_size, help="of the vector, for auto (default: 4)")
+    add(
+        "--bytes",
+        metavar="SIZE",
+        type=_size,
+        help="of the vector, for auto and --program (default: 4)",
+    )
     add(
         "-n",
         "--ranks",
@@ -86,7 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms.add_argument(
         "--program",
         action="store_true",
-        help="the instructions that the host's processors run: the lowered steps, with their places in shared memory",
+        help="the instructions that the host's processors run: the lowered steps, with their places in shared memory; "
+        "and the shorter ones of calls of --bytes",
     )
     add("--rank", metavar="R", type=int, help="print only this rank's steps")
     add("--verify", metavar="FILE", help="read a schedule (-: standard input), and verify it")

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "backend/host/attach.hpp"
 #include "base/locks.hpp"
@@ -78,9 +79,13 @@ inline std::uint64_t ticks() {
 #endif
 }
 
-inline void shake() {
-  if (disturb != nullptr) [[unlikely]]
-    disturb();
+/// A number that an instruction has room for.
+template <class To>
+To narrow(std::int64_t value) {
+  if (!std::in_range<To>(value))
+    throw Error(Code::internal,
+                "a schedule's " + std::to_string(value) + " is too much for an instruction");
+  return static_cast<To>(value);
 }
 
 }  // namespace
@@ -104,24 +109,27 @@ Program::Program(Channel& channel, const Schedule& schedule)
   std::size_t most_from = 1, most_to = 1;
   std::vector<int> entry(static_cast<std::size_t>(channel.size_), -1);
   for (const Step& step : schedule.steps) {
-    Instruction instruction{step.verb, step.stage, 1, 0, 0, static_cast<int>(operands_.size()),
-                            -1,        nullptr,    -1};
+    Instruction instruction{step.verb, 0, 0, 0, 0, 0, 0};
+    const auto count = [](std::size_t value) {
+      return narrow<std::uint16_t>(static_cast<std::int64_t>(value));
+    };
     if (step.verb == Verb::signal || step.verb == Verb::wait) {
       const int owner = step.verb == Verb::signal ? rank_ : step.peers[0];
-      instruction.peer = owner;
-      instruction.line = channel.peers_[owner].lines + step.slot;
-      instruction.span = schedule.slots[owner][step.slot].span;
+      const Slot& slot = schedule.slots[owner][step.slot];
+      instruction.peer = narrow<std::uint16_t>(owner);
+      instruction.slot = narrow<std::uint16_t>(step.slot);
+      instruction.span = narrow<std::uint16_t>(slot.span);
       if (step.verb == Verb::wait) {
-        if (instruction.span == 0) entry[owner] = step.slot;
-        instruction.chunk = schedule.slots[owner][step.slot].chunk;
-        instruction.offset = schedule.slots[owner][step.slot].offset;
-        instruction.number = static_cast<int>(waits_.size());
-        waits_.push_back(instruction.line);
+        if (slot.span == 0) entry[owner] = step.slot;
+        instruction.first = count(waits_.size());
+        waits_.push_back(line(owner, step.slot));
+        awaited_.push_back(slot);
       }
     } else {
-      instruction.span = step.to[0].span;
-      instruction.to_count = static_cast<int>(step.to.size());
-      instruction.from_count = static_cast<int>(step.from.size());
+      instruction.span = narrow<std::uint16_t>(step.to[0].span);
+      instruction.to_count = count(step.to.size());
+      instruction.from_count = count(step.from.size());
+      instruction.first = narrow<std::uint32_t>(static_cast<std::int64_t>(operands_.size()));
       most_to = std::max(most_to, step.to.size());
       most_from = std::max(most_from, step.from.size());
       for (const auto* list : {&step.to, &step.from})
@@ -130,20 +138,20 @@ Program::Program(Channel& channel, const Schedule& schedule)
           Operand operand{at.buffer,
                           is_foreign && !schedule.is_mapped,
                           is_foreign && schedule.is_mapped,
-                          at.rank,
-                          at.chunk,
+                          narrow<std::uint16_t>(at.rank),
+                          narrow<std::uint16_t>(at.chunk),
                           0,
                           0,
                           0,
-                          nullptr};
+                          0};
           if (at.buffer == Buffer::scratch) {
             const Slot& slot = schedule.slots[at.rank][at.slot];
-            operand.slot_span = slot.span;
-            operand.slot_first = at.chunk - slot.chunk;
-            operand.offset = slot.offset + operand.slot_first;
-            operand.line = channel.peers_[at.rank].lines + at.slot;
+            operand.slot = narrow<std::uint16_t>(at.slot);
+            operand.slot_span = narrow<std::uint16_t>(slot.span);
+            operand.slot_first = narrow<std::uint16_t>(at.chunk - slot.chunk);
+            operand.offset = narrow<std::uint32_t>(slot.offset + operand.slot_first);
           } else if (operand.is_remote) {
-            operand.line = channel.peers_[at.rank].lines + entry[at.rank];
+            operand.slot = narrow<std::uint16_t>(entry[at.rank]);
             is_attached_ = true;
           }
           operands_.push_back(operand);
@@ -160,6 +168,28 @@ Program::Program(Channel& channel, const Schedule& schedule)
   from_.resize(most_from);
   if (is_attached_) bounce_.resize(most_from * kBounceBytes);
 }
+
+namespace {
+
+std::string row(std::size_t number, const std::string& stage, Verb verb) {
+  char head[64];
+  std::snprintf(head, sizeof head, "%4zu  %s%-6s  ", number, stage.c_str(),
+                std::string(name(verb)).c_str());
+  return head;
+}
+
+std::string flag(std::ptrdiff_t slot, int rank) {
+  return "flag " + std::to_string(slot) + " of " + std::to_string(rank);
+}
+
+std::string cells(std::ptrdiff_t first, std::size_t bytes, int rank) {
+  std::string text = "cell " + std::to_string(first);
+  if (const int count = cells_of(bytes); count > 1)
+    text += ".." + std::to_string(first + count - 1);
+  return text + " of " + std::to_string(rank);
+}
+
+}  // namespace
 
 std::string Program::text_of(const Operand& operand, int span) const {
   std::string text(name(operand.buffer));
@@ -178,21 +208,76 @@ std::string Program::text() const {
       " operands of " + std::to_string(sizeof(Operand)) + "; " + std::to_string(stages_) +
       " stages; in each of " + std::to_string(kWindows) + " windows " + std::to_string(flags_) +
       " flags, " + std::to_string(units_) + " units of scratch\n";
+  int stage = 0;
   for (std::size_t i = 0; i < instructions_.size(); ++i) {
     const Instruction& instruction = instructions_[i];
-    char head[64];
-    std::snprintf(head, sizeof head, "%4zu  stage %d  %-6s  ", i, instruction.stage,
-                  std::string(name(instruction.verb)).c_str());
-    text += head;
-    if (instruction.verb == Verb::signal || instruction.verb == Verb::wait) {
-      const Line* const lines = channel_.peers_[static_cast<std::size_t>(instruction.peer)].lines;
-      text += "flag " + std::to_string(instruction.line - lines) + " of " +
-              std::to_string(instruction.peer) + (instruction.span == 0 ? ", no payload" : "");
-    }
+    while (static_cast<std::size_t>(stage_end_[static_cast<std::size_t>(stage)]) <= i) ++stage;
+    text += row(i, "stage " + std::to_string(stage) + "  ", instruction.verb);
+    if (instruction.verb == Verb::signal || instruction.verb == Verb::wait)
+      text +=
+          flag(instruction.slot, instruction.peer) + (instruction.span == 0 ? ", no payload" : "");
     const Operand* operand = operands_.data() + instruction.first;
     for (int k = 0; k < instruction.to_count + instruction.from_count; ++k) {
       if (k > 0) text += k == instruction.to_count ? " <- " : ", ";
       text += text_of(*operand++, instruction.span);
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+std::string Program::text_of(const Bound& bound, const Place& place, std::size_t bytes) const {
+  const auto behind = [&](const std::byte* start) {
+    return " byte " + std::to_string(place.offset - reinterpret_cast<std::intptr_t>(start));
+  };
+  if (place.base == Place::in) return "in" + behind(nullptr);
+  if (place.base == Place::out) return "out" + behind(nullptr);
+  const auto* const at = reinterpret_cast<const std::byte*>(place.offset);
+  const auto is_in = [at](const void* start, std::size_t length) {
+    return at >= start && at < static_cast<const std::byte*>(start) + length;
+  };
+  for (int rank = 0; rank < channel_.size_; ++rank) {
+    const Channel::Peer& peer = channel_.peers_[static_cast<std::size_t>(rank)];
+    if (place.base == Place::cell && is_in(peer.cells, channel_.cells_ * sizeof(Cell)))
+      return cells(reinterpret_cast<const Cell*>(at) - peer.cells, bytes, rank);
+    if (place.base == Place::line &&
+        is_in(peer.lines, static_cast<std::size_t>(channel_.flags_) * sizeof(Line))) {
+      const auto slot = (at - reinterpret_cast<const std::byte*>(peer.lines)) /
+                        static_cast<std::ptrdiff_t>(sizeof(Line));
+      return "line " + std::to_string(slot) + " of " + std::to_string(rank) +
+             behind(peer.lines[slot].payload);
+    }
+    const bool is_large = bound.scratch_stride == static_cast<std::ptrdiff_t>(kLargeBytes);
+    const std::byte* const window = is_large ? peer.large : peer.small;
+    if (place.base == Place::scratch &&
+        is_in(window, is_large ? kLargeBytes : channel_.small_bytes_))
+      return (is_large ? "large scratch of " : "small scratch of ") + std::to_string(rank) +
+             behind(window);
+  }
+  return "nowhere";
+}
+
+std::string Program::text(const trib::Binding& binding) const {
+  const auto& bound = static_cast<const Bound&>(binding);
+  std::string text = std::to_string(bound.steps.size()) + " instructions of " +
+                     std::to_string(sizeof(BoundStep)) + " bytes, " +
+                     std::to_string(bound.places.size()) + " places of " +
+                     std::to_string(sizeof(Place)) + "\n";
+  for (std::size_t i = 0; i < bound.steps.size(); ++i) {
+    const BoundStep& step = bound.steps[i];
+    text += row(i, "", step.verb);
+    if (step.verb == Verb::signal) {
+      text += flag(step.line - line(rank_, 0), rank_);
+    } else if (step.verb == Verb::wait) {
+      text += step.cell_count > 0 ? cells(step.first, step.cell_count * kCellBytes, step.peer)
+                                  : flag(step.line - line(step.peer, 0), step.peer);
+    } else {
+      const std::size_t bytes = step.verb == Verb::copy ? step.count : step.count * bound.element;
+      for (int k = 0; k < step.to_count + step.from_count; ++k) {
+        if (k > 0) text += k == step.to_count ? " <- " : ", ";
+        text += text_of(bound, bound.places[step.first + static_cast<std::size_t>(k)], bytes);
+      }
+      text += "; " + std::to_string(bytes) + " bytes";
     }
     text += '\n';
   }
@@ -206,6 +291,8 @@ void Program::set(const Arguments& arguments) {
   element_ = bytes(arguments.dtype);
   stride_ = round_up(arguments.slice * element_, kCacheLine);
   inline_stride_ = round_up(arguments.slice * element_, 16);
+  scratch_stride_ =
+      static_cast<std::ptrdiff_t>(arguments.is_large ? kLargeBytes : channel_.small_stride_);
   is_scattered_ = is_scatter(static_cast<Collective>(arguments.signature.collective));
   const std::size_t length =
       arguments.is_contiguous ? arguments.chunk_begin[chunks_] : arguments.longest;
@@ -225,7 +312,10 @@ void Program::set(const Arguments& arguments) {
 /// Chooses the current run's scratch.
 inline void Program::turn_to(std::uint64_t number) {
   window_ = static_cast<int>(number % kWindows);
+  bases_[Place::line] = static_cast<std::intptr_t>(sizeof(Line)) * channel_.flags_ * window_;
+  bases_[Place::cell] = static_cast<std::intptr_t>(channel_.cell_stride_) * window_;
   bases_[Place::scratch] =
+      scratch_stride_ * window_ +
       static_cast<std::intptr_t>(turns_ == 1 ? 0 : number / kWindows % turns_ * pass_bytes_);
 }
 
@@ -248,44 +338,42 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments) {
   }
   bound->is_streamed = arguments.store == Store::stream;
   for (const Instruction& instruction : instructions_) {
-    BoundStep step{instruction.verb,
-                   Store::shared,
-                   instruction.to_count,
-                   instruction.from_count,
-                   0,
-                   instruction.peer,
-                   instruction.number,
-                   instruction.line,
-                   0};
+    BoundStep step{};
+    step.verb = instruction.verb;
+    step.store = Store::shared;
+    step.peer = instruction.peer;
     if (instruction.verb == Verb::wait) {
-      bind_wait(*bound, step, instruction);
+      step.number = static_cast<std::uint16_t>(instruction.first);
+      step.line = waits_[step.number];
+      bind_wait(*bound, step, awaited_[step.number]);
       continue;
     }
     if (instruction.verb == Verb::signal) {
+      step.line = line(instruction.peer, instruction.slot);
       bound->steps.push_back(step);
       continue;
     }
-    const Operand* const operands = &operands_[static_cast<std::size_t>(instruction.first)];
+    step.to_count = instruction.to_count;
+    step.from_count = instruction.from_count;
+    const Operand* const operands = &operands_[instruction.first];
     const int joined = is_joined() ? instruction.span : 1;
     if (operands->buffer == Buffer::out) step.store = arguments.store;
     for (int index = 0; index < instruction.span; index += joined) {
       const std::size_t count = slice_count(operands->chunk + index, joined);
       if (count == 0) continue;
       step.count = instruction.verb == Verb::copy ? count * element_ : count;
-      step.first = static_cast<int>(bound->places.size());
+      step.first = narrow<std::uint32_t>(static_cast<std::int64_t>(bound->places.size()));
       step.cell_count = 0;
       for (int i = 0; i < instruction.to_count + instruction.from_count; ++i) {
         const Operand& operand = operands[i];
-        Place where = place(operand, index);
-        if (unit_cells > 0 && operand.buffer == Buffer::scratch && !is_inline(operand.slot_span)) {
-          const std::size_t unit = static_cast<std::size_t>(operand.offset + index);
-          const Cell* const cells =
-              channel_.peers_[static_cast<std::size_t>(operand.rank)].cells + unit * unit_cells;
-          where = {Place::absolute, reinterpret_cast<std::intptr_t>(cells),
-                   static_cast<std::ptrdiff_t>(channel_.cell_stride_), cells_of(count * element_)};
+        if (unit_cells == 0 || operand.buffer != Buffer::scratch || is_inline(operand.slot_span)) {
+          bound->places.push_back(place(operand, index));
+          continue;
         }
-        step.cell_count += where.cells;
-        bound->places.push_back(where);
+        const std::size_t unit = operand.offset + static_cast<std::size_t>(index);
+        bound->places.push_back(
+            shared(Place::cell, channel_.peers_[operand.rank].cells + unit * unit_cells));
+        ++step.cell_count;
       }
       bound->steps.push_back(step);
     }
@@ -293,6 +381,7 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments) {
   bound->element = element_;
   bound->pass_bytes = pass_bytes_;
   bound->turns = turns_;
+  bound->scratch_stride = scratch_stride_;
   return bound;
 }
 
@@ -317,23 +406,23 @@ std::size_t Program::cells_of_unit() const {
 
 /// A wait for a slot that is in cells is one for each unit's. Where all are empty, there is the
 /// line.
-void Program::bind_wait(Bound& bound, const BoundStep& step, const Instruction& instruction) const {
+void Program::bind_wait(Bound& bound, const BoundStep& step, const Slot& slot) const {
   const std::size_t first = bound.steps.size();
-  if (bound.unit_cells > 0 && instruction.span > 0 && !is_inline(instruction.span)) {
-    const Cell* const cells = channel_.peers_[static_cast<std::size_t>(instruction.peer)].cells;
-    for (int index = 0; index < instruction.span; ++index) {
-      const std::size_t count = slice_count(instruction.chunk + index, 1);
+  if (bound.unit_cells > 0 && slot.span > 0 && !is_inline(slot.span)) {
+    for (int index = 0; index < slot.span; ++index) {
+      const std::size_t count = slice_count(slot.chunk + index, 1);
       if (count == 0) continue;
       BoundStep each = step;
-      each.cells = cells + static_cast<std::size_t>(instruction.offset + index) * bound.unit_cells;
-      each.cell_count = cells_of(count * element_);
+      each.first = static_cast<std::uint32_t>(slot.offset + index) *
+                   static_cast<std::uint32_t>(bound.unit_cells);
+      each.cell_count = static_cast<std::uint16_t>(cells_of(count * element_));
       bound.steps.push_back(each);
     }
   }
   if (bound.steps.size() == first)
     bound.steps.push_back(step);
   else
-    bound.heads[static_cast<std::size_t>(step.number)] = bound.steps[first].cells;
+    bound.heads[step.number] = channel_.peers_[step.peer].cells + bound.steps[first].first;
 }
 
 Operation& Program::launch(const Arguments& arguments) {
@@ -346,6 +435,7 @@ Operation& Program::launch(const Arguments& arguments) {
     element_ = bound_->element;
     pass_bytes_ = bound_->pass_bytes;
     turns_ = bound_->turns;
+    scratch_stride_ = bound_->scratch_stride;
     bases_[Place::in] = reinterpret_cast<std::intptr_t>(arguments.in);
     bases_[Place::out] = reinterpret_cast<std::intptr_t>(arguments.out);
   } else {
@@ -410,11 +500,12 @@ bool Program::advance(int polls) {
         const Instruction& instruction = instructions_[static_cast<std::size_t>(next_)];
         switch (instruction.verb) {
           case Verb::signal:
-            give_signal(instruction.line[line_offset], instruction.span == 0);
+            give_signal(line(rank_, instruction.slot)[line_offset], instruction.span == 0);
             break;
           case Verb::wait:
             shake();
-            if (!is_signalled(instruction.line, instruction.peer, instruction.number,
+            if (!is_signalled(waits_[instruction.first], instruction.peer,
+                              static_cast<int>(instruction.first),
                               waits_end_[static_cast<std::size_t>(stage_)], polls))
               return false;
             break;
@@ -462,7 +553,7 @@ bool Program::advance_bound(int polls) {
       case Verb::wait: {
         Line& line = step.line[line_offset];
         shake();
-        if (step.cells != nullptr) {
+        if (step.cell_count > 0) {
           if (!are_filled(step, polls)) return false;
           break;
         }
@@ -478,7 +569,7 @@ bool Program::advance_bound(int polls) {
           move_cells(step);
           break;
         }
-        const Place* const places = &bound.places[static_cast<std::size_t>(step.first)];
+        const Place* const places = &bound.places[step.first];
         for (int i = 0; i < step.to_count; ++i)
           to_[static_cast<std::size_t>(i)] = address(places[i]);
         for (int i = 0; i < step.from_count; ++i)
@@ -590,16 +681,15 @@ bool Program::are_filled(const BoundStep& step, int polls) {
     return reinterpret_cast<const Cell*>(reinterpret_cast<const std::byte*>(cell) +
                                          static_cast<std::size_t>(window_) * channel_.cell_stride_);
   };
-  const Cell* const cells = in_window(step.cells);
+  const Cell* const cells = in_window(channel_.peers_[step.peer].cells + step.first);
   const std::ptrdiff_t line_offset = static_cast<std::ptrdiff_t>(window_) * channel_.flags_;
   for (int i = 0; i < step.cell_count; ++i) {
     // Acquire: pairs with the release in fill().
     for (int poll = 0; cells[i].tag.load(std::memory_order_acquire) != tag_; relax()) {
       if (poll == 0) {
         const auto& heads = bound_->heads;
-        const auto number = static_cast<std::size_t>(step.number);
-        for (std::size_t next = number + 1; next < std::min(number + kLookAhead, heads.size());
-             ++next)
+        const std::size_t end = std::min<std::size_t>(step.number + kLookAhead, heads.size());
+        for (std::size_t next = step.number + std::size_t{1}; next < end; ++next)
           __builtin_prefetch(heads[next] != nullptr
                                  ? static_cast<const void*>(in_window(heads[next]))
                                  : static_cast<const void*>(&waits_[next][line_offset]));
@@ -615,20 +705,20 @@ bool Program::are_filled(const BoundStep& step, int polls) {
       return false;
     }
   }
-  Channel::Peer& its = channel_.peers_[static_cast<std::size_t>(step.peer)];
+  Channel::Peer& its = channel_.peers_[step.peer];
   its.completed = std::max(its.completed, first_run_ - 1);  // as in take_signal()
   return true;
 }
 
 /// Performs a copy or reduce step some of whose operands lie in cells.
 void Program::move_cells(const BoundStep& step) {
-  const Place* const places = &bound_->places[static_cast<std::size_t>(step.first)];
+  const Place* const places = &bound_->places[step.first];
   const std::size_t bytes = step.verb == Verb::copy ? step.count : step.count * bound_->element;
   std::byte* room = taken_.data();
   for (int i = 0; i < step.from_count; ++i) {
     const Place& place = places[step.to_count + i];
     const void* source = address(place);
-    if (place.cells > 0) {
+    if (place.base == Place::cell) {
       take(room, static_cast<const Cell*>(source), bytes);
       source = room;
       room += kCellsRoom;
@@ -637,7 +727,7 @@ void Program::move_cells(const BoundStep& step) {
   }
   int plain = 0;
   for (int i = 0; i < step.to_count; ++i)
-    if (places[i].cells == 0) to_[static_cast<std::size_t>(plain++)] = address(places[i]);
+    if (places[i].base != Place::cell) to_[static_cast<std::size_t>(plain++)] = address(places[i]);
   const void* result = from_[0];
   if (step.verb == Verb::reduce) {
     if (plain == 0) to_[static_cast<std::size_t>(plain++)] = room;
@@ -645,7 +735,7 @@ void Program::move_cells(const BoundStep& step) {
     result = to_[0];
   }
   for (int i = 0; i < step.to_count; ++i) {
-    if (places[i].cells == 0) continue;
+    if (places[i].base != Place::cell) continue;
     shake();
     fill(reinterpret_cast<Cell*>(address(places[i])), result, bytes, tag_);
   }
@@ -686,24 +776,20 @@ inline Program::Place Program::place(const Operand& operand, int index) const {
     const bool is_out = operand.buffer == Buffer::out;
     const std::size_t origin = is_out && is_scattered_ ? arguments_.chunk_begin[operand.rank] : 0;
     const auto offset = static_cast<std::intptr_t>((slice_begin(chunk) - origin) * element_);
-    if (!operand.is_mapped) return {is_out ? Place::out : Place::in, offset, 0};
+    if (!operand.is_mapped) return {is_out ? Place::out : Place::in, offset};
     const MappedBuffers& theirs = arguments_.mapped[operand.rank];
     return {Place::absolute,
-            reinterpret_cast<std::intptr_t>(is_out ? theirs.out : theirs.in) + offset, 0};
+            reinterpret_cast<std::intptr_t>(is_out ? theirs.out : theirs.in) + offset};
   }
-  const auto shared = [](Place::Base base, std::byte* first, std::size_t offset,
-                         std::size_t stride) {
-    return Place{base, reinterpret_cast<std::intptr_t>(first + offset),
-                 static_cast<std::ptrdiff_t>(stride)};
+  const auto of = [index](std::size_t first, std::size_t stride) {
+    return (first + static_cast<std::size_t>(index)) * stride;
   };
+  const Channel::Peer& peer = channel_.peers_[operand.rank];
   if (is_inline(operand.slot_span))
-    return shared(Place::absolute, operand.line->payload,
-                  static_cast<std::size_t>(operand.slot_first + index) * inline_stride_,
-                  sizeof(Line) * static_cast<std::size_t>(channel_.flags_));
-  const Channel::Peer& peer = channel_.peers_[static_cast<std::size_t>(operand.rank)];
-  const std::size_t offset = static_cast<std::size_t>(operand.offset + index) * stride_;
-  return arguments_.is_large ? shared(Place::scratch, peer.large, offset, kLargeBytes)
-                             : shared(Place::scratch, peer.small, offset, channel_.small_stride_);
+    return shared(Place::line,
+                  peer.lines[operand.slot].payload + of(operand.slot_first, inline_stride_));
+  return shared(Place::scratch,
+                (arguments_.is_large ? peer.large : peer.small) + of(operand.offset, stride_));
 }
 
 /// Whether chunks that lie side by side in memory do so in scratch.
@@ -746,7 +832,7 @@ inline void Program::reduce(ReduceKernel kernel, void* const* to, int to_count,
 
 /// Performs a copy or reduce step on the current run's slice.
 void Program::move(const Instruction& instruction) {
-  const Operand* const to = &operands_[static_cast<std::size_t>(instruction.first)];
+  const Operand* const to = &operands_[instruction.first];
   const Operand* const from = to + instruction.to_count;
   // Chunks that lie side by side in all operands move at once.
   const int joined = is_joined() ? instruction.span : 1;
@@ -772,6 +858,7 @@ void Program::move(const Instruction& instruction) {
         if (from[i].is_mapped) check_stayed(from[i].rank);
       continue;
     }
+    const std::ptrdiff_t line_offset = static_cast<std::ptrdiff_t>(window_) * channel_.flags_;
     // Pieces small enough that what was read stays in the cache until it is reduced.
     const std::size_t piece = std::max<std::size_t>(kBounceBytes / element_, 1);
     for (std::size_t at = 0; at < count; at += piece) {
@@ -780,9 +867,7 @@ void Program::move(const Instruction& instruction) {
         const std::size_t offset = (slice_begin(chunk) + at) * element_;
         if (from[i].is_remote) {
           const std::byte* base = nullptr;
-          std::memcpy(&base,
-                      from[i].line[static_cast<std::ptrdiff_t>(window_) * channel_.flags_].payload,
-                      sizeof base);
+          std::memcpy(&base, line(from[i].rank, from[i].slot)[line_offset].payload, sizeof base);
           std::byte* const bounce = bounce_.data() + static_cast<std::size_t>(i) * kBounceBytes;
           if (!read_process(channel_.peers_[static_cast<std::size_t>(from[i].rank)].process.pid,
                             base + offset, bounce, part * element_))

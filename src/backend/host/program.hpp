@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A lowered schedule as the host runs it: steps with their places in shared memory looked up.
-// Program::advance in program.cpp is the loop that everything comes down to; for calls of a single
-// run, advance_bound, which goes through a list made for that very size.
+// A lowered schedule as the host runs it: an array of small instructions, and one of operands that
+// they refer to. Program::advance in program.cpp is the loop that everything comes down to; for
+// calls of a single run, advance_bound, which goes through arrays made for that very size, with
+// their places in shared memory looked up. `trib schedule --program` prints both.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "backend/host/channel.hpp"
 
 namespace trib::host {
 
-/// Tests set it to a function that is called before every signal and wait, to shake the order of
-/// events. Normally null.
+/// Tests set it to a function that is called before every signal and wait, in meetings too, to
+/// shake the order of events. Normally null.
 inline void (*disturb)() = nullptr;
+inline void shake() {
+  if (disturb != nullptr) [[unlikely]]
+    disturb();
+}
 
 class Program final : public trib::Program, public Operation {
  public:
@@ -31,64 +37,66 @@ class Program final : public trib::Program, public Operation {
   }
   int blocked_on() const override { return blocked_on_; }
   std::string text() const override;
+  std::string text(const trib::Binding& binding) const override;
   std::uint64_t position() const override {
     return (static_cast<std::uint64_t>(tick_) << 32) + static_cast<std::uint64_t>(next_) * 8 +
            static_cast<std::uint64_t>(stage_);
   }
 
  private:
-  /// Where a step's operand is. Scratch operands know the places of window 0.
+  /// Where a step's operand is. What the steps' ranks, chunks and slots do not fit into is refused
+  /// when a schedule is loaded.
   struct Operand {
     Buffer buffer;
-    bool is_remote;  // `in` of a peer, read by cross-memory attach
-    bool is_mapped;  // `in` or `out` of a peer, in mapped memory
-    int rank;
-    int chunk;
-    int slot_span;   // chunks in its slot
-    int slot_first;  // units from the slot's start to this chunk
-    int offset;      // units from the scratch's start to this chunk
-    Line* line;      // the slot's flag; for a remote `in`, the entry flag that holds its address
+    bool is_remote : 1;  // `in` of a peer, read by cross-memory attach
+    bool is_mapped : 1;  // `in` or `out` of a peer, in mapped memory
+    std::uint16_t rank;
+    std::uint16_t chunk;
+    std::uint16_t slot;        // for a remote `in`, the entry flag that holds its address
+    std::uint16_t slot_span;   // chunks in its slot
+    std::uint16_t slot_first;  // units from the slot's start to this chunk
+    std::uint32_t offset;      // units from the scratch's start to this chunk
   };
+  static_assert(sizeof(Operand) == 16);
   struct Instruction {
     Verb verb;
-    int stage;
-    int span;
-    int to_count, from_count;
-    int first;   // into operands_: `to`, then `from`
-    int peer;    // wait
-    Line* line;  // signal, wait: window 0
-    int number;  // wait: its place in waits_
-    // Wait: of its slot.
-    int chunk = 0, offset = 0;
+    std::uint16_t span;                  // of a signal or wait: zero if there is no payload
+    std::uint16_t to_count, from_count;  // copy, reduce
+    std::uint16_t peer, slot;            // signal, wait
+    std::uint32_t first;  // copy, reduce: into operands_, `to`, then `from`; wait: into waits_
   };
+  static_assert(sizeof(Instruction) == 16);  // four to a cache line
 
-  /// Where bytes are. What lies in shared memory lies there once per window.
+  /// Where bytes are: so many behind a base. What lies in shared memory lies there once per window:
+  /// the address is that of window 0, in scratch that of the first turn there.
   struct Place {
-    enum Base : std::uint8_t { absolute, in, out, scratch } base;
-    // From the caller's buffer. Absolute: the address in window 0, scratch: of the first turn
-    // there.
+    enum Base : std::uint8_t { absolute, in, out, line, cell, scratch } base;
+    static constexpr int kBases = scratch + 1;
     std::intptr_t offset;
-    std::ptrdiff_t stride;
-    int cells = 0;  // that it takes, if it lies in cells
   };
+  static_assert(sizeof(Place) == 16);
   /// A step of a single run.
   struct BoundStep {
     Verb verb;
     Store store;
-    int to_count, from_count;
-    int first;  // into places: `to`, then `from`
-    int peer, number;
-    Line* line;
-    std::size_t count;            // elements; copy: bytes
-    const Cell* cells = nullptr;  // wait: that are to come, in window 0; null: the line is
-    int cell_count = 0;           // of these; copy and reduce: of all operands
+    std::uint16_t cell_count = 0;  // wait: that are to come; zero: the line is. Others: operands in
+                                   // cells
+    std::uint16_t to_count, from_count;  // copy, reduce
+    std::uint16_t peer, number;          // wait; its place in waits_
+    std::uint32_t first = 0;  // copy, reduce: into places, `to`, then `from`; wait: the peer's cell
+    union {
+      Line* line;         // signal, wait: window 0
+      std::size_t count;  // reduce: elements, copy: bytes
+    };
   };
+  static_assert(sizeof(BoundStep) == 24);
   struct Bound final : Binding {
     std::vector<BoundStep> steps;
     std::vector<Place> places;
     ReduceKernel kernel = nullptr;
     bool is_streamed = false;
     std::size_t element = 0, pass_bytes = 0, turns = 1;
+    std::ptrdiff_t scratch_stride = 0;
     std::size_t unit_cells = 0;      // of a chunk; zero: nothing is in cells
     std::vector<const Cell*> heads;  // of each wait: the first cell that it waits for, or null
   };
@@ -100,7 +108,7 @@ class Program final : public trib::Program, public Operation {
   void give_signal(Line& line, bool has_payload);
   bool is_signalled(Line* line, int peer, int number, int end, int polls);
   std::size_t cells_of_unit() const;
-  void bind_wait(Bound& bound, const BoundStep& step, const Instruction& instruction) const;
+  void bind_wait(Bound& bound, const BoundStep& step, const Slot& slot) const;
   bool are_filled(const BoundStep& step, int polls);
   void move_cells(const BoundStep& step);
   bool is_inline(int slot_span) const {
@@ -117,10 +125,17 @@ class Program final : public trib::Program, public Operation {
   std::size_t slice_begin(int chunk) const;
   std::size_t slice_count(int chunk, int span) const;
   Place place(const Operand& operand, int index) const;
+  static Place shared(Place::Base base, const void* address) {
+    return {base, reinterpret_cast<std::intptr_t>(address)};
+  }
   std::byte* address(const Place& place) const {
-    return reinterpret_cast<std::byte*>(bases_[place.base] + place.offset + window_ * place.stride);
+    return reinterpret_cast<std::byte*>(bases_[place.base] + place.offset);
+  }
+  Line* line(int rank, int slot) const {  // window 0
+    return channel_.peers_[static_cast<std::size_t>(rank)].lines + slot;
   }
   std::string text_of(const Operand& operand, int span) const;
+  std::string text_of(const Bound& bound, const Place& place, std::size_t bytes) const;
   std::byte* address(const Operand& operand, int index) const {
     return address(place(operand, index));
   }
@@ -138,6 +153,7 @@ class Program final : public trib::Program, public Operation {
   std::vector<Operand> operands_;
   std::vector<int> stage_end_;  // index behind the last instruction of each stage
   std::vector<Line*> waits_;    // the lines of all waits, in order: window 0
+  std::vector<Slot> awaited_;   // their slots
   std::vector<int> waits_end_;  // index behind the last wait of each stage
   bool is_attached_ = false;
   const bool endangers_input_;
@@ -146,8 +162,9 @@ class Program final : public trib::Program, public Operation {
   // The operation under way.
   Arguments arguments_;
   const Bound* bound_ = nullptr;
-  std::uint64_t hash_ = 0;                 // of the signature
-  std::intptr_t bases_[4] = {0, 0, 0, 0};  // by Place::Base
+  std::uint64_t hash_ = 0;                   // of the signature
+  std::intptr_t bases_[Place::kBases] = {};  // by Place::Base, of the current run
+  std::ptrdiff_t scratch_stride_ = 0;        // from window to window
   ReduceKernel kernel_ = nullptr;
   std::size_t element_ = 0;        // bytes
   std::size_t stride_ = 0;         // bytes of a unit in small or large scratch
