@@ -14,6 +14,7 @@
 
 #include "backend/cuda/agree.hpp"
 #include "backend/cuda/copy_program.hpp"
+#include "backend/cuda/disturb.hpp"
 #include "backend/cuda/local_program.hpp"
 #include "backend/cuda/mapped_program.hpp"
 #include "backend/cuda/memory.hpp"
@@ -666,8 +667,10 @@ void Channel::order(std::int64_t in_moved, std::int64_t out_moved) {
   const auto in = static_cast<std::uint64_t>(in_moved), out = static_cast<std::uint64_t>(out_moved);
   const std::uint64_t words[4] = {in & UINT32_MAX, in >> 32, out & UINT32_MAX, out >> 32};
   // Release: what the program has put into pinned buffers comes before.
-  for (int i = 0; i < 4; ++i)
+  for (int i = 0; i < 4; ++i) {
+    disturb_host();
     std::atomic_ref(doorbell_->order[i]).store(tag | words[i], std::memory_order_release);
+  }
 }
 
 bool Channel::has_left() const {

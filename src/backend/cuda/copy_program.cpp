@@ -15,6 +15,7 @@
 // Between calls nothing of this is needed: a rank leaves a call when all its pushes and moves are
 // done, and ranks meet before the next.
 #include "backend/cuda/copy_program.hpp"
+#include "backend/cuda/disturb.hpp"
 #include "base/locks.hpp"
 
 #include <algorithm>
@@ -40,9 +41,11 @@ constexpr std::uint64_t all_bits(std::size_t count) {
 }
 
 std::uint64_t load(std::uint64_t& word) {
+  disturb_host();
   return std::atomic_ref(word).load(std::memory_order_acquire);
 }
 void store(std::uint64_t& word, std::uint64_t value) {
+  disturb_host();
   std::atomic_ref(word).store(value, std::memory_order_release);
 }
 

@@ -215,11 +215,13 @@ std::unique_ptr<trib::Program> Channel::load(const Schedule& own) {
 void Channel::present(const Card& card) {
   PresentedCard& own = peers_[rank_].control->cards[++meeting_ % 2];
   own.card = card;
+  shake();
   // Release: pairs with the acquire in absent().
   own.meeting.store(meeting_, std::memory_order_release);
 }
 
 int Channel::absent() {
+  shake();
   for (int peer = 0; peer < size_; ++peer)
     if (peers_[peer].control->cards[meeting_ % 2].meeting.load(std::memory_order_acquire) !=
         meeting_)
