@@ -12,8 +12,8 @@ namespace trib {
 
 /// How results are stored. `stream` goes past the caches: for results beyond the last-level cache.
 /// `shared` is for scratch that a peer has read and will read again: its lines are claimed without
-/// being fetched. `past(store)`: scratch, wherever it stands among the destinations, is written
-/// past the caches.
+/// being fetched. `past(store)`: further destinations, and scratch wherever it stands among them,
+/// are written past the caches.
 enum class Store : std::uint8_t {
   cached,
   stream,
@@ -33,7 +33,8 @@ constexpr Store first_of(Store store) {
 /// Accumulates in the table's accumulator type and rounds once. No pointer needs to be aligned. A
 /// destination may be the same memory as a source, or overlap it from below (to < from); other
 /// overlaps, and overlaps between destinations, are not allowed. `from_count` >= 1. `store` applies
-/// to to[0]; further destinations are shared scratch. What was streamed is fenced by the caller.
+/// to to[0]; further destinations are shared scratch, or results (`stream_past`). What was streamed
+/// is fenced by the caller.
 using ReduceKernel = void (*)(void* const* to, int to_count, const void* const* from,
                               int from_count, std::size_t count, Store store);
 

@@ -679,7 +679,7 @@ bool Background::launch(Lane& lane, Task& task) {
   path.arguments.out = task.out_;
   path.arguments.mapped = task.mapped_.empty() ? lane.mapped.data() : task.mapped_.data();
   lane.path = &path;
-  lane.is_streamed = path.arguments.store == Store::stream;
+  lane.is_streamed = first_of(path.arguments.store) == Store::stream;
   lane.operation = &path.loaded->program->launch(path.arguments);
   const bool may_repeat = lane.has_own_plan && !is_met && path.binding;
   lane.done = may_repeat ? lane.operation : nullptr;

@@ -272,7 +272,8 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
   if (choice.reach == Reach::map) {  // in one pass
     arguments.slice = std::max<std::size_t>(arguments.longest, 1);
     arguments.is_large = arguments.is_contiguous = false;
-    arguments.store = plan.bytes >= kStreamBytes ? Store::stream : Store::cached;
+    // Further destinations are peers' results, not scratch.
+    arguments.store = plan.bytes >= kStreamBytes ? Store::stream_past : Store::cached;
     return true;
   }
   std::size_t slice = std::min(path.choice.slice_bytes, longest);

@@ -336,7 +336,7 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments) {
     bound->heads.assign(waits_.size(), nullptr);
     taken_.resize(std::max(taken_.size(), (from_.size() + 1) * kCellsRoom));
   }
-  bound->is_streamed = arguments.store == Store::stream;
+  bound->is_streamed = first_of(arguments.store) == Store::stream;
   for (const Instruction& instruction : instructions_) {
     BoundStep step{};
     step.verb = instruction.verb;
@@ -527,7 +527,7 @@ bool Program::advance(int polls) {
   }
   for (int poll = 0; !drain(); relax())
     if (++poll > polls) return false;
-  if (arguments_.store == Store::stream) store_fence();
+  if (first_of(arguments_.store) == Store::stream) store_fence();
   blocked_on_ = -1;
   return true;
 }
@@ -797,7 +797,8 @@ inline bool Program::is_joined() const {
   return arguments_.is_contiguous && stride_ == arguments_.slice * element_;
 }
 
-/// `store` is that of to[0]: Store::shared if it is scratch, as all further destinations are.
+/// `store` is that of to[0]: Store::shared if it is scratch, as all further destinations are where
+/// no rank's results are mapped.
 inline void Program::copy(void* const* to, int to_count, const void* from, std::size_t bytes,
                           Store store) {
   constexpr std::size_t kFewBytes =
