@@ -51,6 +51,7 @@ std::vector<Joining> mixed(std::size_t members) {
 /// as well, in as few levels as there can be.
 std::vector<Joining> paired(std::size_t members) {
   std::vector<Joining> levels;
+  if (members < 2) return levels;
   const std::size_t corners = std::bit_floor(members);
   if (corners < members) levels.push_back({2, 2 * (members - corners)});
   for (std::size_t bits = std::bit_width(corners) - 1, now; bits > 0; bits -= now) {
