@@ -73,19 +73,22 @@ std::optional<Stat> read_stat(int file, int& error) {
   return stat;
 }
 
-/// Whether all threads have left the program. The first one may have, and the others go on.
-bool are_all_exiting(int pid) {
+/// Whether so many threads, all there are, have left the program. The first one may have, and the
+/// others go on. One that vanishes meanwhile may have made another one, which was not listed, and
+/// may end the list early: then it cannot be told.
+bool are_all_exiting(int pid, std::uint64_t threads) {
   const std::string folder = "/proc/" + std::to_string(pid) + "/task";
   std::error_code trouble;
   std::filesystem::directory_iterator task(folder, trouble);
+  std::uint64_t seen = 0;
   for (; !trouble && task != std::filesystem::directory_iterator(); task.increment(trouble)) {
     const int file = ::open((task->path() / "stat").c_str(), O_RDONLY | O_CLOEXEC);
-    if (file < 0 && errno == ENOENT) continue;  // it has ended meanwhile
     int error = 0;
     const std::optional<Stat> stat = file < 0 ? std::nullopt : read_stat(file, error);
-    if (!stat ? error != ESRCH : !stat->is_exiting()) return false;
+    if (!stat || !stat->is_exiting()) return false;
+    ++seen;
   }
-  return !trouble;
+  return !trouble && seen >= threads;
 }
 
 bool has_another(const Process& now, const ProcessId& process) {
@@ -111,7 +114,9 @@ Process look_at(int pid) {
   // A process whose main thread has ended while others go on is shown as a zombie, too.
   if (stat->state == 'X' || (stat->state == 'Z' && stat->threads <= 1))
     process.state = Process::gone;
-  else if (stat->is_exiting() && (stat->threads <= 1 || are_all_exiting(pid)))
+  // Twice: a thread may make another one once the list has been read, and end.
+  else if (stat->is_exiting() &&
+           (stat->threads <= 1 || (are_all_exiting(pid, stat->threads) && are_all_exiting(pid, 1))))
     process.state = Process::ending;
   return process;
 }

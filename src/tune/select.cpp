@@ -484,7 +484,7 @@ bool is_permitted(const Choice& choice, const Key& key, const Config& config) {
       choice.reach == Reach::scratch && !can_travel(key))
     return false;
   if (is_driven_by_host(choice.engine) &&
-      (!key.can_copy || config.engine == Config::Engine::kernel ||
+      (!key.can_copy || key.bytes < kLeastCopied || config.engine == Config::Engine::kernel ||
        config.protocol != Config::Protocol::automatic))
     return false;
   if (choice.engine == Engine::gemv && (!key.can_gemv || !is_folded_once(*algorithm, key) ||

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <new>
 #include <optional>
+#include <thread>
 
 #include "backend/cuda/agree.hpp"
 #include "backend/cuda/copy_program.hpp"
@@ -461,6 +462,8 @@ void Channel::poison(const std::string&) noexcept {
                    : sharing_->await(launches_, 0) || sharing_->has_leader_ended();
   };
   while (!is_over() && std::chrono::steady_clock::now() - start < limit) ::sched_yield();
+  // Peers' kernels, a dead one's too, may be storing into the caller's buffers until they see it.
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
   if (sharing_) sharing_->end_all();
 }
 
