@@ -330,15 +330,11 @@ std::string bound_text(trib::HostChannel& channel, trib::Program& program, const
   arguments.chunk_begin = begin.data();
   arguments.chunks = chunks;
   arguments.longest = trib::longest_chunk(begin);
-  const std::size_t longest = std::max(arguments.longest * element, std::size_t{1});
-  arguments.is_large = longest > program.fit(false) || longest >= trib::HostChannel::kLeastTurned;
-  const std::size_t slice =
-      std::min({choice_of(options, script.shape).slice_bytes, longest, program.fit(true)});
+  cut_runs(arguments, choice_of(options, script.shape), program, trib::LargeScratch::there);
   const std::string head = "\ncalls of " + std::to_string(total * element) + " bytes: ";
-  if (slice < longest)
-    return head + "the list above in " + std::to_string((longest + slice - 1) / slice) +
-           " runs, with slices of " + std::to_string(slice / 64 * 64) + " bytes of each chunk\n";
-  arguments.slice = std::max(arguments.longest, std::size_t{1});
+  if (const std::size_t runs = runs_of(arguments); runs > 1)
+    return head + "the list above in " + std::to_string(runs) + " runs, with slices of " +
+           std::to_string(arguments.slice * element) + " bytes of each chunk\n";
   if (arguments.is_large && !channel.reserve_data())
     throw std::runtime_error("there is no memory for " + std::to_string(total * element) +
                              " bytes");

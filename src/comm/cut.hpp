@@ -26,4 +26,15 @@ std::size_t longest_chunk(const std::vector<std::size_t>& begin);
 void cut_passes(Arguments& arguments, const Choice& choice, const Program& program, int max_blocks,
                 const Config& config);
 
+/// A host's scratch for large messages.
+enum class LargeScratch { refused, to_come, there };
+
+/// For a program of the host that goes through scratch: slice, is_large and is_contiguous of
+/// `arguments`, whose signature, dtype, chunks and longest are set. Gives whether the slices would
+/// gain by the large scratch, which is yet to come.
+bool cut_runs(Arguments& arguments, const Choice& choice, const Program& program,
+              LargeScratch large);
+/// How many runs of the program such a call then takes.
+std::size_t runs_of(const Arguments& arguments);
+
 }  // namespace trib

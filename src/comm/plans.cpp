@@ -21,10 +21,6 @@ constexpr std::size_t kStreamBytes = 8u << 20;
 /// for 4; 8 ranks, 0.76 and 0.98, 0.66 and 0.96.
 constexpr std::size_t kStreamEach = 2u << 20, kStreamTotal = 16u << 20;
 
-/// Passes of shorter slices take a contiguous piece of the vector. There, of 4 KiB: 13.9 ms rather
-/// than 14.8 for 16 MiB.
-constexpr std::size_t kScatteredSlice = 16u << 10;
-
 /// Whether the parts of a vector that ranks end with begin where kernels can load whole units.
 bool has_aligned_parts(const Plan& plan) {
   if (!is_scatter(plan.request.collective)) return true;
@@ -268,7 +264,6 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
     cut_passes(arguments, path.choice, *path.loaded->program, device->max_blocks(), config);
     return true;
   }
-  const std::size_t longest = std::max(arguments.longest * element, std::size_t{1});
   if (choice.reach == Reach::map) {  // in one pass
     arguments.slice = std::max<std::size_t>(arguments.longest, 1);
     arguments.is_large = arguments.is_contiguous = false;
@@ -276,33 +271,17 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
     arguments.store = plan.bytes >= kStreamBytes ? Store::stream_past : Store::cached;
     return true;
   }
-  std::size_t slice = std::min(path.choice.slice_bytes, longest);
-  const bool is_too_long = slice > fit(false), turns = slice >= HostChannel::kLeastTurned;
-  arguments.is_large = (is_too_long || (turns && channel_.has_data())) && !has_no_data_;
-  path.may_turn = turns && !arguments.is_large && !has_no_data_;
-  slice = std::min(slice, fit(arguments.is_large));
+  path.may_turn = cut_runs(arguments, path.choice, *path.loaded->program,
+                           has_no_data_          ? LargeScratch::refused
+                           : channel_.has_data() ? LargeScratch::there
+                                                 : LargeScratch::to_come);
   const bool is_everywhere = request.collective == Collective::allreduce;
   const bool is_streamed = plan.bytes >= kStreamBytes ||
                            (is_everywhere && plan.bytes >= kStreamEach &&
                             plan.bytes * static_cast<std::size_t>(group_.size) >= kStreamTotal);
   arguments.store = is_streamed ? Store::stream : Store::cached;
-  if (slice > 64 && slice < longest) slice = slice / 64 * 64;
-  arguments.slice = std::max<std::size_t>(slice / element, 1);
-
-  // A ring's sums depend on where chunks begin; those of others do not.
-  arguments.is_contiguous = arguments.is_large && slice < longest && slice < kScatteredSlice &&
-                            !has_chunk_per_rank(request.collective) &&
-                            path.choice.algorithm->association != Association::ring;
   path.binding = path.loaded->program->bind(arguments);
   arguments.binding = path.binding.get();
-  if (!arguments.is_contiguous) return true;
-  // The last pass is about as long as the others, so that no rank has less to do in it.
-  const auto divide_up = [](std::size_t value, std::size_t by) { return (value + by - 1) / by; };
-  const std::size_t total = path.chunk_begin[chunks];
-  const std::size_t passes = divide_up(total, chunks * arguments.slice);
-  const std::size_t line = std::max<std::size_t>(64 / element, 1);
-  const std::size_t even = divide_up(divide_up(total, chunks * passes), line) * line;
-  arguments.slice = std::min(arguments.slice, even);
   return true;
 }
 
