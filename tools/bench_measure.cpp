@@ -186,6 +186,7 @@ bool Measurement::start(Timing& timing, const Call& call, const Pattern& expecte
   if (options_.check && side.computes()) timing.wrong = wrong_now(call, expected);
   timing.iterations = fitting(side, call);
   timing.algorithm = side.algorithm();
+  side.pause();
   return true;
 }
 
@@ -220,11 +221,13 @@ void Measurement::measure(const Call& call) {
   for (int repeat = 0; repeat < options_.repeats; ++repeat) {
     for (std::size_t turn = 0; turn < sides; ++turn) {
       Timing& timing = timings[(turn + static_cast<std::size_t>(repeat)) % sides];
+      timing.side->resume(call);
       // Warm-up: another side has just used the caches.
       batch(*timing.side, call, std::clamp(timing.iterations / 10, 1L, 20L));
       timing.seconds.push_back(median(batch(*timing.side, call, timing.iterations)));
       if (options_.check && timing.side->computes() && repeat == options_.repeats - 1)
         timing.wrong = std::max(timing.wrong, wrong_now(call, expected));
+      timing.side->pause();
     }
   }
 

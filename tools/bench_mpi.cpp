@@ -210,6 +210,14 @@ class MpiSide : public Side {
     end_request();
     check(is_own() ? own_init(call, call.in, call.out) : init(call, call.in, call.out));
   }
+  /// Ways are many, and a few persistent reductions of a communicator have scratch that others have
+  /// not: one after the other, all have the same.
+  void resume(const Call& call) override {
+    if (!keys_.trib_tune.empty() && request_ == MPI_REQUEST_NULL) prepare(call);
+  }
+  void pause() override {
+    if (!keys_.trib_tune.empty()) end_request();
+  }
   void run(const Call& call) override { reduce(call, call.in, call.out); }
   void finish() override {
     end_request();

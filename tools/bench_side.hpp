@@ -58,6 +58,10 @@ class Side {
   /// What is timed: operations() times the reduction, until the results may be used.
   virtual void run(const Call& call) = 0;
   virtual int operations() const { return 1; }
+  /// Before and after a side's turn: what only so many sides can have at a time is not held in
+  /// between.
+  virtual void resume(const Call&) {}
+  virtual void pause() {}
   /// After runs, not timed: throws if something went wrong that `run` did not see.
   virtual void verify() {}
 

@@ -66,7 +66,8 @@ class Finding:
     default_us: float
     least_us: float
     candidates: dict[Way, float] = field(default_factory=dict, hash=False)
-    kernel: Way | None = None  #: the best of those, where `way` has another engine
+    #: where `way` has another engine: the best of the kernels, unless the default's is as good
+    kernel: Way | None = None
 
     @property
     def choice(self) -> str:
@@ -76,7 +77,9 @@ class Finding:
     @property
     def persistent_choice(self) -> str:
         """The same, of persistent reductions."""
-        return self.kernel.text if self.kernel else self.choice
+        if self.way.is_of_kernels:
+            return self.choice
+        return self.kernel.text if self.kernel else "the default"
 
 
 def missing() -> str:

@@ -216,14 +216,9 @@ class Tuner {
     finding.seconds = measured.seconds[best];
     finding.default_seconds = measured.seconds[0];
     finding.least_seconds = finding.seconds;
-    std::size_t kernel = choices_.size();
-    for (std::size_t way = 0; way < choices_.size(); ++way) {
-      const double seconds = measured.seconds[way];
-      if (is_driven_by_host(choices_[way].engine) || seconds <= 0 || seconds >= kNoRoom) continue;
-      if (kernel == choices_.size() || seconds < measured.seconds[kernel]) kernel = way;
-    }
-    if (is_driven_by_host(choices_[best].engine) && kernel < choices_.size())
-      finding.kernel = Variant::of(choices_[kernel]);
+    if (is_driven_by_host(choices_[best].engine))
+      if (const Choice* const kernel = better_kernel(measured))
+        finding.kernel = Variant::of(*kernel);
     for (std::size_t way = 0; way < choices_.size(); ++way) {
       const double seconds = measured.seconds[way];
       if (seconds <= 0 || seconds >= kNoRoom) continue;
@@ -231,6 +226,20 @@ class Tuner {
       record.candidates.push_back({Variant::of(choices_[way]), seconds});
     }
     return record;
+  }
+
+  /// The best of the kernels, if it is better than the default's, which is the first of them.
+  const Choice* better_kernel(const Measurement& measured) const {
+    std::optional<std::size_t> usual, best;
+    for (std::size_t way = 0; way < choices_.size(); ++way) {
+      if (is_driven_by_host(choices_[way].engine)) continue;
+      if (!usual) usual = way;
+      const double seconds = measured.seconds[way];
+      if (seconds <= 0 || seconds >= kNoRoom) continue;
+      if (!best || seconds < measured.seconds[*best]) best = way;
+    }
+    if (!best || measured.seconds[*usual] < kMargin * measured.seconds[*best]) return nullptr;
+    return &choices_[*best];
   }
 
   static constexpr double kNoRoom = 1e5;  // seconds

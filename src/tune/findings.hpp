@@ -52,7 +52,7 @@ struct Finding {
   bool is_default = true;
   Variant best;
   /// For calls that cannot have the engine of the best: the best of the kernels. No algorithm: the
-  /// best is one of them.
+  /// best is one of them, or the default's is as good as any.
   Variant kernel;
   // Seconds of a call: of `best`, of the default's choice, and the least of all candidates.
   double seconds = 0, default_seconds = 0, least_seconds = 0;

@@ -531,7 +531,9 @@ std::vector<Choice> candidates(const Key& key, const Config& config) {
       all.push_back(choice);
   };
   const bool is_device = key.place == Key::Place::device;
-  if (is_device && key.bytes >= kLeastCopied)
+  const bool is_long = key.bytes >= kLeastCopied;
+  if (is_device) add(device_choice(key, config, /*can_copy=*/false, /*can_map=*/false));
+  if (is_device && is_long)
     for (const char* const algorithm : {"two_shot", "one_shot", "rootless"})
       for (const Engine engine : {Engine::copy, Engine::gemv})
         add({find_algorithm(algorithm), Reach::scratch, kCopySlice, engine, false, 132});
@@ -553,10 +555,14 @@ std::vector<Choice> candidates(const Key& key, const Config& config) {
       for (const int blocks : {32, 16, 64})
         add({&algorithm, Reach::scratch, 1 * KiB, Engine::kernel, true, blocks});
     }
-    if (key.bytes >= 16 * KiB)
-      for (const int blocks : {132, 64, 32})
-        for (const std::size_t slice : {4 * KiB, 16 * KiB})
-          add({&algorithm, Reach::scratch, slice, Engine::kernel, false, blocks});
+    if (key.bytes < 16 * KiB) continue;
+    for (const std::size_t slice : {4 * KiB, 16 * KiB, 64 * KiB, 128 * KiB}) {
+      if (slice > 16 * KiB && !is_long) continue;
+      add({&algorithm, Reach::scratch, slice, Engine::kernel, false, 132});
+    }
+    for (const int blocks : {64, 32})
+      for (const std::size_t slice : {4 * KiB, 16 * KiB})
+        if (!is_long) add({&algorithm, Reach::scratch, slice, Engine::kernel, false, blocks});
   }
   return all;
 }

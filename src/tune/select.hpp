@@ -98,7 +98,8 @@ bool is_tunable(const Config& config);
 inline constexpr std::size_t kLeastCopied = std::size_t{4} << 20;
 
 /// What is worth measuring for `key`, at most kMostCandidates: first what the default table says,
-/// then all else that is permitted.
+/// then what it says where engines that the host drives are not to be had, then all else that is
+/// permitted.
 inline constexpr std::size_t kMostCandidates = 160;
 std::vector<Choice> candidates(const Key& key, const Config& config);
 

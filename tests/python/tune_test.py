@@ -221,6 +221,9 @@ def test_ways_of_gpus_are_those_of_kernels(file: Path) -> None:
     ]
     assert "engine gemv" in finding.choice and "engine kernel" in finding.persistent_choice
     assert tuning._finding("here", _row()).persistent_choice.startswith("two_shot")
+    row = _gpu_row()
+    del row["kernel"]  # the default's is as good
+    assert tuning._finding("here", row).persistent_choice == "the default"
 
 
 def _timed_jobs(monkeypatch: pytest.MonkeyPatch) -> list[bench.Job]:

@@ -154,6 +154,20 @@ TEST(Candidates, EnginesThatTheHostDrives) {
     return different;
   };
   constexpr std::size_t kLarge = 64 << 20;
+  // What calls go by that can have none of them is measured, too.
+  for (int collective = 0; collective < kAllCollectives; ++collective)
+    for (const int size : {2, 4}) {
+      Key key = key_of(1 << 30, static_cast<Collective>(collective), size);
+      key.place = Key::Place::device;
+      const Choice kernel = select(key, config);
+      key.can_copy = true;
+      const std::vector<Choice> all = candidates(key, config);
+      const auto first = std::find_if(all.begin(), all.end(), [](const Choice& choice) {
+        return choice.engine == Engine::kernel;
+      });
+      ASSERT_NE(first, all.end());
+      EXPECT_EQ(*first, kernel);
+    }
   EXPECT_EQ(engines(kLarge, false, false), std::set{Engine::kernel});
   EXPECT_EQ(engines(64 * KiB, true, true), std::set{Engine::kernel});
   EXPECT_EQ(engines(kLarge, true, true), (std::set{Engine::kernel, Engine::copy}));
