@@ -173,9 +173,10 @@ constexpr std::size_t kMostMapped = 2048 * MiB;
 // what stands in for them; but `chain` on streams, where nothing does. Measured on 2026-11-22 with
 // `trib bench COLLECTIVE --memory cuda`, in blocking calls, on streams and in graphs: 2 and 4 H200.
 // docs/results.md has the figures. Two GPUs again on 2026-11-24, where inboxes end and mappings and
-// copy engines begin: 2 H200 and 2 H100. `ordered_chain` has no row: it takes as long as what is
-// there. A single GPU hands nothing over, so packets are of no use there: 2, 4 and 16 ranks on one
-// H200, 2026-11-24.
+// copy engines begin: 2 H200 and 2 H100; and on 2026-11-26 Reduces from 2 MiB on that are not on a
+// stream, reduce_scatters of 64 MiB and, over 4 GPUs, Reduces of 1 GiB, by kernels: H100.
+// `ordered_chain` has no row: it takes as long as what is there. A single GPU hands nothing over,
+// so packets are of no use there: 2, 4 and 16 ranks on one H200, 2026-11-24.
 // clang-format off
 constexpr DeviceRow kDevice[] = {
     {1,    kAll,       "one_shot", false, kAnyBlocks, 4 * KiB},
@@ -205,8 +206,11 @@ constexpr DeviceRow kDeviceReduce[] = {
     {2,    256 * KiB,  "one_shot", true,  132, 512},
     {2,    2048 * KiB, "one_shot", false, 132, 28 * KiB},
     {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
-    {2,    4096 * KiB, "one_shot", false, 132, 28 * KiB},
-    {2,    16 * MiB,   "one_shot", false, 132, 64 * KiB},
+    {2,    4096 * KiB, "one_shot", false, 132, 28 * KiB, Engine::kernel, Reach::scratch, true},
+    {2,    16 * MiB,   "one_shot", false, 132, 64 * KiB, Engine::kernel, Reach::scratch, true},
+    {2,    128 * MiB,  "one_shot", false, 132, 128 * KiB, Engine::kernel, Reach::scratch, true},
+    {2,    8192 * KiB, "two_shot", false, 132, 16 * KiB},
+    {2,    96 * MiB,   "two_shot", false, 132, 64 * KiB},
     {2,    128 * MiB,  "one_shot", false, 132, 128 * KiB},
     {2,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
     {2,    kAll,       "one_shot", false, 132, 128 * KiB},
@@ -220,7 +224,8 @@ constexpr DeviceRow kDeviceReduce[] = {
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
     {kAny, 16 * MiB,   "two_shot", false, 132, 8 * KiB},
     {kAny, 32 * MiB,   "two_shot", false, 132, 16 * KiB},
-    {kAny, kAll,       "rootless", false, 132, 16 * KiB},
+    {kAny, 512 * MiB,  "rootless", false, 132, 16 * KiB},
+    {kAny, kAll,       "rootless", false, 132, 64 * KiB},
 };
 // The reduce_scatters.
 constexpr DeviceRow kDeviceScatter[] = {
@@ -232,7 +237,7 @@ constexpr DeviceRow kDeviceScatter[] = {
     {kAny, 4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {2,    8 * MiB,    "one_shot", false, 132, 16 * KiB},
     {2,    16 * MiB,   "one_shot", false, 132, 32 * KiB},
-    {2,    32 * MiB,   "one_shot", false, 132, 64 * KiB},
+    {2,    96 * MiB,   "one_shot", false, 132, 64 * KiB},
     {2,    128 * MiB,  "one_shot", false, 132, 128 * KiB},
     {2,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
     {2,    kAll,       "one_shot", false, 132, 128 * KiB},
