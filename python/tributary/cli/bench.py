@@ -13,12 +13,18 @@ support for them switched on (I_MPI_OFFLOAD=1). --mode stream times operations e
 on a CUDA stream, --mode graph those of a CUDA graph: by Tributary's C API and by NCCL, per operation. --mode nonblocking and
 persistent time MPI_Iallreduce and MPI_Start with the MPI_Wait that follows.
 
+With several MPIs (--mpi all: MPICH, Open MPI and Intel MPI as far as they are there; or a list, in which openmpi+COMPONENT is Open MPI
+with a component of its collectives preferred, such as sm, han or adapt) each has a job of its own, in which it and Tributary take
+turns, and the table says which of them comes nearest at each size.
+
 Tributary's side obeys the variables TRIB_..., as programs do (`trib info settings` lists them): TRIB_ENGINE, TRIB_SLICE,
 TRIB_SHARED_HEAP=1 and the like are set before `trib bench`, and noted in the file of --json.
 
 examples:
   trib bench allreduce -n 2
   trib bench all -n 2 --mpi openmpi --json out/openmpi.json --plot out/openmpi.png
+  trib bench all -n 2 --mpi all --plot out/all.png
+  trib bench reduce -n 16 --mpi mpich,intel,openmpi,openmpi+sm,openmpi+han,openmpi+adapt
   trib bench allreduce -n 2 --compare mpi,floor --sizes 1M:64M
   trib bench allreduce -n 2 --mode nonblocking --overlap --sizes 64K:64M:4
   trib bench reduce -n 4 --sizes 4:1M:4 --dtype double --op max
@@ -532,6 +538,10 @@ def draw(measurement: bench.Measurement, path: Path) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Measure, print, write; 1 if results were wrong."""
+    from tributary.cli import best  # which measures as this module does
+
+    if best.is_wanted(parsed.mpi):
+        return best.run(parsed)
     job = job_of(parsed)
     arguments.check_results(parsed)
     if parsed.memory != "host":
