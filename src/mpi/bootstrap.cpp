@@ -100,21 +100,49 @@ void MpiBootstrap::keep_errhandler() noexcept {
   }
 }
 
-bool MpiBootstrap::wait(MPI_Request& request) const {
-  // Only who is found dead twice is missed: what it sent before may be on its way.
-  std::size_t suspect = processes_.size();
-  const std::function<void()> look = [&] {
-    if (look_) look_();
+namespace {
+
+/// Looks now and then whether all of them live.
+class Watch {
+ public:
+  /// `what` they are waited for.
+  Watch(const std::vector<ProcessId>& processes, const char* what)
+      : processes_(processes), what_(what), suspect_(processes.size()) {}
+
+  /// Throws Error. Only who is found dead twice is missed: what it sent before may be on its way.
+  void look() {
     for (std::size_t rank = 0; rank < processes_.size(); ++rank) {
       const ProcessId& process = processes_[rank];
       if (!can_see(process) || !is_ending(process)) continue;
-      if (rank == suspect)
-        throw Error(Code::peer, "setting up the communicator: rank " + std::to_string(rank) +
-                                    " (process " + std::to_string(process.pid) + ") is gone");
-      suspect = rank;
+      if (rank == suspect_)
+        throw Error(Code::peer, std::string(what_) + "rank " + std::to_string(rank) + " (process " +
+                                    std::to_string(process.pid) + ") is gone");
+      suspect_ = rank;
       return;
     }
-    suspect = processes_.size();
+    suspect_ = processes_.size();
+  }
+
+ private:
+  const std::vector<ProcessId>& processes_;
+  const char* const what_;
+  std::size_t suspect_;
+};
+
+}  // namespace
+
+void wait_for_world(MPI_Request& request) {
+  const std::vector<ProcessId>* const world = processes_of_world.load(std::memory_order_acquire);
+  const std::vector<ProcessId> none;
+  Watch watch(world != nullptr ? *world : none, "");
+  wait_for(request, 0, [&] { watch.look(); });
+}
+
+bool MpiBootstrap::wait(MPI_Request& request) const {
+  Watch watch(processes_, "setting up the communicator: ");
+  const std::function<void()> look = [&] {
+    if (look_) look_();
+    watch.look();
   };
   // Elsewhere a rank may well be late.
   constexpr double kPatience = 5;  // seconds

@@ -120,11 +120,12 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
   struct Report {
     char failure[256];
     ProcessId process;
-    bool is_passed_by, is_fortran, may_outlive_world;
+    bool is_passed_by, is_fortran, may_outlive_world, prints_stats;
   } mine = {};
   mine.process = ProcessId::of_this();
   mine.is_passed_by = !what_passes_by().empty();
   mine.is_fortran = is_begun_in_fortran;
+  mine.prints_stats = read_settings_once().config.stats;
   // Whose it is the MPI does not tell. But whoever has one of a session's has that session open.
   mine.may_outlive_world =
       !is_world_running() || (open_sessions > 0 && bootstrap.comm() != MPI_COMM_WORLD);
@@ -132,6 +133,7 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
   std::vector<Report> all(static_cast<std::size_t>(bootstrap.size()));
   bootstrap.exchange(&mine, all.data(), sizeof mine);
   member.is_passed_by = false;
+  member.all_print_stats = true;
   std::vector<ProcessId> processes;
   for (const Report& report : all) {
     processes.push_back(report.process);
@@ -139,6 +141,7 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
     if (differs && is_init_under_way()) is_mixed = true;
     member.is_passed_by = member.is_passed_by || report.is_passed_by || differs;
     member.may_outlive_world = member.may_outlive_world || report.may_outlive_world;
+    member.all_print_stats = member.all_print_stats && report.prints_stats;
   }
   member.is_passed_by = member.is_passed_by || member.may_outlive_world;
   bootstrap.know(std::move(processes));

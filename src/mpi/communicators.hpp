@@ -47,6 +47,7 @@ struct Member {
   /// end with the world; those on a session's communicator need not.
   bool may_outlive_world = false;
   bool has_used_requests = false;  ///< nonblocking or persistent reductions
+  bool all_print_stats = false;    ///< TRIB_STATS=1 on all of its ranks
   Exchanges exchanges{};           ///< the same on all ranks
   /// Children still to be prepared for them at once, though this one has not: a program that makes
   /// no blocking call on a communicator of its own gives no later occasion. Some only, as many

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -93,20 +94,21 @@ std::vector<Row> rows_of_process() {
   return rows;
 }
 
-/// How long a rank waits at the end for others to hand in their numbers. Who was started without
-/// TRIB_STATS never will.
-constexpr double kPatience = 10;
-
-/// The rows of all ranks, at rank 0; empty at all if some did not take part.
-std::optional<std::vector<Row>> gather(const std::vector<Row>& mine, int rank, int size) {
+/// The rows of all ranks, at rank 0. Throws Error if one of them is gone.
+std::vector<Row> gather(const std::vector<Row>& mine, int rank, int size) {
   const Library& mpi = library();
-  // Left to the MPI if others do not answer: it may still write there.
   struct Buffers {
     int count = 0;
     std::vector<int> counts;
     std::vector<Row> padded, all;
   };
   auto buffers = std::make_unique<Buffers>();
+  // Left to the MPI if a rank is gone: it may still write there.
+  const auto wait = [&](MPI_Request& request) {
+    Buffers* const left_to_mpi = buffers.release();
+    wait_for_world(request);
+    buffers.reset(left_to_mpi);
+  };
   MPI_Request request;
   buffers->count = static_cast<int>(mine.size());
   buffers->counts.resize(static_cast<std::size_t>(size));
@@ -114,10 +116,7 @@ std::optional<std::vector<Row>> gather(const std::vector<Row>& mine, int rank, i
                        buffers->counts.data(), static_cast<int>(sizeof(int)), MPI_BYTE,
                        MPI_COMM_WORLD, &request),
         "MPI_Iallgather");
-  if (!wait_for(request, kPatience)) {
-    static_cast<void>(buffers.release());
-    return {};
-  }
+  wait(request);
   const int most = *std::max_element(buffers->counts.begin(), buffers->counts.end());
   buffers->padded = mine;
   buffers->padded.resize(static_cast<std::size_t>(most));
@@ -126,7 +125,7 @@ std::optional<std::vector<Row>> gather(const std::vector<Row>& mine, int rank, i
   check(mpi.Igather(buffers->padded.data(), bytes, MPI_BYTE, buffers->all.data(), bytes, MPI_BYTE,
                     0, MPI_COMM_WORLD, &request),
         "MPI_Igather");
-  wait_for(request, 0);
+  wait(request);
   return std::move(buffers->all);
 }
 
@@ -136,6 +135,13 @@ std::string with_unit(double bytes) {
   for (; bytes >= 1024 && unit < 5; ++unit) bytes /= 1024;
   char text[40];
   std::snprintf(text, sizeof text, unit == 0 ? "%.4g %s" : "%.1f %s", bytes, units[unit]);
+  return text;
+}
+
+/// Averages over ranks that had different communicators need not be whole.
+std::string with_tenth(double calls) {
+  char text[40];
+  std::snprintf(text, sizeof text, calls == std::floor(calls) ? "%.0f" : "%.1f", calls);
   return text;
 }
 
@@ -160,9 +166,9 @@ void print(const std::vector<Row>& rows, int size, const std::string& whose) {
   } else {
     add("  %-26s %-20s %12s %12s %12s\n", "served", "algorithm", "calls", "bytes", "seconds");
     for (const auto& [key, counters] : served)
-      add("  %-26s %-20s %12.8g %12s %12.6f\n",
+      add("  %-26s %-20s %12s %12s %12.6f\n",
           name(std::get<Form>(key), std::get<Collective>(key)).c_str(),
-          std::get<std::string>(key).c_str(), counters.calls / size,
+          std::get<std::string>(key).c_str(), with_tenth(counters.calls / size).c_str(),
           with_unit(counters.bytes / size).c_str(), counters.seconds / size);
   }
   if (std::all_of(left.begin(), left.end(), [](double calls) { return calls == 0; })) {
@@ -171,11 +177,35 @@ void print(const std::vector<Row>& rows, int size, const std::string& whose) {
     add("  %-47s %12s\n", "left to the MPI", "calls");
     for (std::size_t reason = 0; reason < left.size(); ++reason) {
       if (left[reason] == 0) continue;
-      add("  %-47s %12.8g\n", text_of_left(reason), left[reason] / size);
+      add("  %-47s %12s\n", text_of_left(reason), with_tenth(left[reason] / size).c_str());
     }
   }
   // One write, so that lines of other ranks do not come between.
   if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;
+}
+
+/// Of all ranks, by rank 0, where all are known to take part: MPI_Finalize waits for them as well.
+/// Otherwise each prints its own.
+void print_of_world() {
+  int rank = 0, size = 1;
+  check(library().Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
+  check(library().Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+  const std::vector<Row> own = rows_of_process();
+  const Member* const world = find_member(MPI_COMM_WORLD);
+  std::string why = "TRIB_STATS=1 is not set on all ranks";
+  if (size > 1 && (world == nullptr || !world->failure.empty())) why = "the ranks were not set up";
+  if (size == 1 || (world != nullptr && world->all_print_stats)) {
+    try {
+      const std::vector<Row> rows = gather(own, rank, size);
+      // All take part, but a session that is still open here has the last word.
+      if (rank == 0 && open_sessions == 0)
+        print(rows, size, size == 1 ? "1 rank" : "average of " + std::to_string(size) + " ranks");
+      return;
+    } catch (const Error& error) {
+      why = error.what();
+    }
+  }
+  if (open_sessions == 0) print(own, 1, "rank " + std::to_string(rank) + " alone (" + why + ")");
 }
 
 }  // namespace
@@ -199,23 +229,7 @@ void keep_counters(const Member& member) {
 }
 
 void print_stats(bool is_world) {
-  if (is_world) {
-    int rank = 0, size = 1;
-    check(library().Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
-    check(library().Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
-    const std::vector<Row> own = rows_of_process();
-    const auto rows = gather(own, rank, size);
-    // All take part, but a session that is still open here has the last word.
-    if (open_sessions > 0) return;
-    if (rows) {
-      if (rank == 0)
-        print(*rows, size, size == 1 ? "1 rank" : "average of " + std::to_string(size) + " ranks");
-    } else {
-      print(own, 1,
-            "rank " + std::to_string(rank) + " alone (TRIB_STATS=1 is not set on all ranks)");
-    }
-    return;
-  }
+  if (is_world) return print_of_world();
   int largest, rank;
   {
     const std::lock_guard lock(state->mutex);

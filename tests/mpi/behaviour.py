@@ -119,6 +119,16 @@ def stats(context: Context) -> None:
     )
     result = context.run(2, [context.program("passthrough")])
     expect(result.status == 0 and "tributary" not in result.output, result)
+    if context.mpi.name == "mpich":  # which takes its time, and depends on no MPI
+        late = {"TRIB_STATS": "1", "TEST_LATE": "11"}
+        result = context.run(2, [context.program("passthrough")], env=late, timeout=40)
+        expect(result.status == 0 and "average of 2 ranks" in result.output, result)
+    start = time.monotonic()
+    program = context.program("passthrough")
+    result = context.run(1, ["env", "TRIB_STATS=1", program], also=[[program]])
+    expect(result.status == 0 and result.output.count("tributary: statistics") == 1, result)
+    expect("rank 0 alone (TRIB_STATS=1 is not set on all ranks)" in result.output, result)
+    expect(time.monotonic() - start < 8, f"{time.monotonic() - start} s")  # it waits for nobody
     result = context.run(1, [context.program("passthrough")], env={"TRIB_STATS": "1"})
     expect("no calls were served" in result.output and "only one rank" in result.output, result)
     result = context.run(2, [context.program("lifetime"), "session"], env={"TRIB_STATS": "1"})
