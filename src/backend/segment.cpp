@@ -76,13 +76,14 @@ int allocate(int fd, off_t offset, off_t bytes) {
   return error;
 }
 
+#ifndef MADV_POPULATE_WRITE
+constexpr int MADV_POPULATE_WRITE = 23;
+#endif
+
 /// The same of a part of a mapped file, by all ranks at once: fallocate() lets one after the other
 /// into a file. The kernel has to know it (Linux 5.14); what else may be wrong, fallocate() says
 /// best.
 int allocate(int fd, off_t offset, std::byte* region, std::size_t bytes) {
-#ifndef MADV_POPULATE_WRITE
-  constexpr int MADV_POPULATE_WRITE = 23;
-#endif
   if (::madvise(region, bytes, MADV_POPULATE_WRITE) == 0) return 0;
   return allocate(fd, offset, static_cast<off_t>(bytes));
 }
@@ -106,14 +107,18 @@ void* reserve(std::size_t bytes, std::size_t alignment) {
 }
 
 /// Makes huge pages of a region where the kernel can (Linux 6.1), whatever the system's setting is:
-/// many ranks touch many pages of each other's.
-void collapse(std::byte* region, std::size_t bytes) {
+/// many ranks touch many pages of each other's. Before it is allocated: one by one its pages take
+/// ten times as long to make, and as long again to be put together. The kernel only asks for a page
+/// of each. Otherwise the region stays as it is.
+void make_huge_pages(std::byte* region, std::size_t bytes) {
 #ifndef MADV_COLLAPSE
   constexpr int MADV_COLLAPSE = 25;
 #endif
   if (bytes % kHugePage != 0) return;
   const int saved = errno;
-  ::madvise(region, bytes, MADV_COLLAPSE);  // otherwise it stays as it is
+  for (std::size_t at = 0; at < bytes; at += kHugePage)
+    if (::madvise(region + at, page_bytes(), MADV_POPULATE_WRITE) == 0)
+      ::madvise(region + at, kHugePage, MADV_COLLAPSE);
   errno = saved;
 }
 
@@ -280,13 +285,12 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
     if (trouble.empty()) {
       const std::size_t offset = head + bytes_per_rank * static_cast<std::size_t>(rank);
       std::byte* const region = mapping->base + offset;
+      make_huge_pages(region, bytes_per_rank);
       if (const int error =
               allocate(file.get(), static_cast<off_t>(offset), region, bytes_per_rank);
           error != 0) {
         errno = error;
         trouble = describe("cannot allocate shared memory");
-      } else {
-        collapse(region, bytes_per_rank);
       }
     }
   }

@@ -92,13 +92,15 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   bool is_woken = true;
   for (std::uint32_t round = 1;; ++round) {
     const bool is_napping = may_peers_sleep && may_nap && is_nap_due();
-    // Open MPI yields where it finds nothing to do.
-    if (!is_napping || !is_woken) drive();
     if (may_peers_sleep && !is_napping) {
       channel_->wake_waiting();
       yield_and_look();
-    } else if (!is_napping) {
-      ::sched_yield();
+      // Open MPI yields as well, where it finds nothing to do: once more, though the peer is there.
+      if (step(polls) == Background::kDone) return;
+      drive();
+    } else {
+      if (!is_napping || !is_woken) drive();
+      if (!is_napping) ::sched_yield();
     }
     const int peer = step(polls);
     if (peer == Background::kDone) return;
