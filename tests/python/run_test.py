@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 import os
 import shlex
+import shutil
 import stat
 import subprocess
 from collections.abc import Callable
@@ -426,6 +427,24 @@ def test_unknown_options_show_the_usage_of_the_subcommand(trib: Trib) -> None:
         status, _, error = trib(*words)
         assert status == 2 and error.startswith(usage), error
         assert "unrecognized arguments: --" in error
+        assert ("options of a launcher" in error) == (words[0] == "run")
+
+
+def test_a_program_without_mpi_is_named(trib: Trib, tmp_path: Path) -> None:
+    built_or_skip("trib-info")
+    program = tmp_path / "true"
+    shutil.copy("/bin/true", program)
+    status, out, error = trib("run", "--dry-run", "-np", "3", "--", program)
+    if not mpi.on_path():
+        assert status == 2 and "Say which it is" in error
+        return
+    title = mpi.TITLES[mpi.on_path()[0].vendor]
+    assert status == 0 and " -n 3 " in out
+    assert (
+        f"not linked with an MPI library (it may load one later); taken for one of {title}" in error
+    )
+    name = mpi.on_path()[0].vendor
+    assert "taken for" not in trib("run", "--dry-run", "--mpi", name, "--", program)[2]
 
 
 def test_a_command_with_dashes(trib: Trib) -> None:

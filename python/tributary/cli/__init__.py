@@ -87,7 +87,12 @@ def _run(arguments: list[str], chosen: str | None) -> int:
     if unknown:  # said by the subcommand, whose usage helps
         is_behind = unknown[0] in arguments[arguments.index(chosen or "") :]
         speaker = parsed.parser if is_behind else parser
-        speaker.error(f"unrecognized arguments: {' '.join(unknown)}")
+        hint = (
+            "; options of a launcher: LD_PRELOAD=$(trib preload --mpi NAME) mpiexec OPTION..., or the variables that it reads"
+            if chosen == "run" and is_behind
+            else ""
+        )
+        speaker.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if chosen == "run":
         parsed.program = [*parsed.program, *behind] if parsed.program else behind[1:]
     with _signals_that_interrupt():

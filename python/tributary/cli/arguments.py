@@ -180,6 +180,7 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """-n, --mpi, --launcher: the same wherever a job is started."""
     parser.add_argument(
         "-n",
+        "-np",
         "--ranks",
         metavar="N",
         dest="ranks",

@@ -100,6 +100,13 @@ def run(parsed: argparse.Namespace) -> int:
         parsed.launcher,
         settings_of(parsed),
     )
+    linked = plan.linked
+    if linked.abi is None and not linked.is_python and parsed.mpi is None:
+        print(
+            f"trib run: {program}: {linked.why}; taken for one of {mpi.TITLES[plan.vendor]}, whose mpiexec is the first on PATH "
+            "(--mpi NAME: another one)",
+            file=sys.stderr,
+        )
     if parsed.ranks:
         plan.rank_environment["TRIB_N"] = str(parsed.ranks)
     argv = plan.argv([str(program), *parsed.program[1:]])
