@@ -73,13 +73,14 @@ void Communicator::count_empty(const Request& request) {
                 [static_cast<std::size_t>(request.collective)];
 }
 
-/// The scratch for large messages takes milliseconds to set up. Calls that fit without are by half
-/// a microsecond or so quicker with it, so that there have to be many.
-constexpr int kCallsBeforeData = 1000;
+/// The scratch for large messages takes a millisecond or so to set up. Calls that fit without are
+/// by half a microsecond quicker with it, so that there have to be many; longer ones gain more.
+constexpr std::size_t kCallsBeforeData = 1000, kBytesOfCall = 8 << 10;
 
 void Communicator::run_path(Path& path, Plan& plan, Route route, const void* in, void* out) {
-  if ((path.arguments.is_large || path.may_turn) && !is_on_device(route) && !channel_->has_data() &&
-      (path.arguments.is_large || ++turning_calls_ > kCallsBeforeData))
+  if (path.wants_data && !is_on_device(route) && !channel_->has_data() &&
+      ((early_calls_ += 1 + plan.bytes / kBytesOfCall) > kCallsBeforeData ||
+       path.arguments.is_large))
     reserve_data(plan, route);
   path.arguments.in = in;
   path.arguments.out = out;

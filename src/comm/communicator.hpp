@@ -207,8 +207,8 @@ class Communicator {
   const std::unique_ptr<Bootstrap> bootstrap_;
   Group group_;
   std::optional<Decline> declined_;
-  int spin_ = 0;           // polls before a wait lets others run
-  int turning_calls_ = 0;  // with paths that may_turn: the same on all ranks
+  int spin_ = 0;                 // polls before a wait lets others run
+  std::size_t early_calls_ = 0;  // of paths that want data: the same on all ranks
   std::unique_ptr<HostChannel> channel_;
   Devices devices_;
   NamedBlocks named_;   // in blocking calls

@@ -127,9 +127,11 @@ bool cut_runs(Arguments& arguments, const Choice& choice, const Program& program
   const auto collective = static_cast<Collective>(arguments.signature.collective);
   std::size_t slice = std::min(choice.slice_bytes, longest);
   const bool is_too_long = slice > program.fit(false), turns = slice >= HostChannel::kLeastTurned;
+  const bool gains = is_too_long || turns;
+  const bool has_no_room = program.fit(false) < element;  // elsewhere
   arguments.is_large =
-      (is_too_long || (turns && large == LargeScratch::there)) && large != LargeScratch::refused;
-  const bool may_turn = turns && !arguments.is_large && large != LargeScratch::refused;
+      large == LargeScratch::there ? gains : has_no_room && large == LargeScratch::to_come;
+  const bool would_gain = gains && large == LargeScratch::to_come;
   slice = std::min(slice, program.fit(arguments.is_large));
   if (slice > 64 && slice < longest) slice = slice / 64 * 64;
   arguments.slice = std::max<std::size_t>(slice / element, 1);
@@ -138,13 +140,13 @@ bool cut_runs(Arguments& arguments, const Choice& choice, const Program& program
   arguments.is_contiguous = arguments.is_large && slice < longest && slice < kScatteredSlice &&
                             !has_chunk_per_rank(collective) &&
                             choice.algorithm->association != Association::ring;
-  if (!arguments.is_contiguous) return may_turn;
+  if (!arguments.is_contiguous) return would_gain;
   // The last run is about as long as the others, so that no rank has less to do in it.
   const std::size_t total = arguments.chunk_begin[arguments.chunks];
   const std::size_t line = std::max<std::size_t>(64 / element, 1);
   const std::size_t share = divide_up(total, arguments.chunks * runs_of(arguments));
   arguments.slice = std::min(arguments.slice, divide_up(share, line) * line);
-  return may_turn;
+  return would_gain;
 }
 
 std::size_t runs_of(const Arguments& arguments) {

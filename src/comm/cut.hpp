@@ -30,8 +30,8 @@ void cut_passes(Arguments& arguments, const Choice& choice, const Program& progr
 enum class LargeScratch { refused, to_come, there };
 
 /// For a program of the host that goes through scratch: slice, is_large and is_contiguous of
-/// `arguments`, whose signature, dtype, chunks and longest are set. Gives whether the slices would
-/// gain by the large scratch, which is yet to come.
+/// `arguments`, whose signature, dtype, chunks and longest are set. Gives whether it would gain by
+/// the large scratch, which is yet to come.
 bool cut_runs(Arguments& arguments, const Choice& choice, const Program& program,
               LargeScratch large);
 /// How many runs of the program such a call then takes.

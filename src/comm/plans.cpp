@@ -271,10 +271,10 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
     arguments.store = plan.bytes >= kStreamBytes ? Store::stream_past : Store::cached;
     return true;
   }
-  path.may_turn = cut_runs(arguments, path.choice, *path.loaded->program,
-                           has_no_data_          ? LargeScratch::refused
-                           : channel_.has_data() ? LargeScratch::there
-                                                 : LargeScratch::to_come);
+  path.wants_data = cut_runs(arguments, path.choice, *path.loaded->program,
+                             has_no_data_          ? LargeScratch::refused
+                             : channel_.has_data() ? LargeScratch::there
+                                                   : LargeScratch::to_come);
   const bool is_everywhere = request.collective == Collective::allreduce;
   const bool is_streamed = plan.bytes >= kStreamBytes ||
                            (is_everywhere && plan.bytes >= kStreamEach &&

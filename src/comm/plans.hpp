@@ -108,8 +108,9 @@ struct Path {
   static constexpr std::uint64_t kFixed = UINT64_MAX;
   std::vector<std::size_t> chunk_begin;
   Arguments arguments;
-  bool may_turn =
-      false;  // would be quicker with the scratch for large messages, which is not there
+  /// It would be quicker with the scratch for large messages, which is not there yet, or cannot do
+  /// without.
+  bool wants_data = false;
   std::unique_ptr<Binding> binding;
 
   bool is_made_by(const Findings& findings) const {
