@@ -116,9 +116,10 @@ void make_huge_pages(std::byte* region, std::size_t bytes) {
 #endif
   if (bytes % kHugePage != 0) return;
   const int saved = errno;
-  for (std::size_t at = 0; at < bytes; at += kHugePage)
-    if (::madvise(region + at, page_bytes(), MADV_POPULATE_WRITE) == 0)
-      ::madvise(region + at, kHugePage, MADV_COLLAPSE);
+  bool are_there = true;
+  for (std::size_t at = 0; are_there && at < bytes; at += kHugePage)
+    are_there = ::madvise(region + at, page_bytes(), MADV_POPULATE_WRITE) == 0;
+  if (are_there) ::madvise(region, bytes, MADV_COLLAPSE);
   errno = saved;
 }
 

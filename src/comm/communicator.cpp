@@ -77,10 +77,15 @@ void Communicator::count_empty(const Request& request) {
 /// by half a microsecond quicker with it, so that there have to be many; longer ones gain more.
 constexpr std::size_t kCallsBeforeData = 1000, kBytesOfCall = 8 << 10;
 
+bool Communicator::is_data_due(const Path& path, const Plan& plan) {
+  early_calls_ += 1 + plan.bytes / kBytesOfCall;
+  // Where ranks hand on their cores, each piece takes several turns of the scheduler.
+  const bool is_slow = group_.is_crowded && runs_of(path.arguments) > 1;
+  return early_calls_ > kCallsBeforeData || is_slow || path.arguments.is_large;
+}
+
 void Communicator::run_path(Path& path, Plan& plan, Route route, const void* in, void* out) {
-  if (path.wants_data && !is_on_device(route) && !channel_->has_data() &&
-      ((early_calls_ += 1 + plan.bytes / kBytesOfCall) > kCallsBeforeData ||
-       path.arguments.is_large))
+  if (path.wants_data && !is_on_device(route) && !channel_->has_data() && is_data_due(path, plan))
     reserve_data(plan, route);
   path.arguments.in = in;
   path.arguments.out = out;
@@ -490,7 +495,7 @@ void Communicator::give_up(const Error& error) noexcept {
   if (background_) background_->fail(error);
 }
 
-/// The first large call. It meets on the small segment first: ranks that disagree must not enter
+/// It meets on the small segment first: ranks that disagree must not enter
 /// different collective calls.
 void Communicator::reserve_data(Plan& plan, Route route) {
   const auto step = [&](int) {

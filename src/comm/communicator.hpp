@@ -201,6 +201,7 @@ class Communicator {
     return devices_.are_refused || (devices_.channel && meets_ && !devices_.may_open_of_requests);
   }
   void count_empty(const Request& request);
+  bool is_data_due(const Path& path, const Plan& plan);
   [[noreturn]] void fail();
   [[noreturn]] void fail(const Error& error);
 

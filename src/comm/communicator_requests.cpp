@@ -544,6 +544,8 @@ void Communicator::wait(Task& task) {
     } catch (...) {  // the task must not be under way any more
       fail();
     }
+    if (group_.is_crowded) [[unlikely]]
+      channel_->wake_waiting();
   }
   end(task);
 }

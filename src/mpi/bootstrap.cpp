@@ -131,13 +131,6 @@ class Watch {
 
 }  // namespace
 
-void wait_for_world(MPI_Request& request) {
-  const std::vector<ProcessId>* const world = processes_of_world.load(std::memory_order_acquire);
-  const std::vector<ProcessId> none;
-  Watch watch(world != nullptr ? *world : none, "");
-  wait_for(request, 0, [&] { watch.look(); });
-}
-
 bool MpiBootstrap::wait(MPI_Request& request) const {
   Watch watch(processes_, "setting up the communicator: ");
   const std::function<void()> look = [&] {
@@ -170,6 +163,32 @@ int gather_blocking(const char* mine, char* all, int bytes, MPI_Comm comm) {
                         to_word(all), Word{bytes}, to_word(MPI_BYTE), to_word(comm));
 }
 }  // namespace
+
+void gather_in_world(const void* mine, void* all, int bytes, Exchanges exchanges) {
+  if (exchanges == Exchanges::blocking) {
+    check(gather_blocking(static_cast<const char*>(mine), static_cast<char*>(all), bytes,
+                          MPI_COMM_WORLD),
+          "MPI_Allgather");
+    return;
+  }
+  const std::vector<ProcessId>* const world = processes_of_world.load(std::memory_order_acquire);
+  const std::vector<ProcessId> none;
+  Watch watch(world != nullptr ? *world : none, "");
+  int size = 0;
+  check(library().Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+  const auto part = static_cast<std::size_t>(bytes);
+  auto buffer = std::make_unique<std::vector<char>>((static_cast<std::size_t>(size) + 1) * part);
+  std::memcpy(buffer->data(), mine, part);
+  MPI_Request request;
+  check(library().Iallgather(buffer->data(), bytes, MPI_BYTE, buffer->data() + part, bytes,
+                             MPI_BYTE, MPI_COMM_WORLD, &request),
+        "MPI_Iallgather");
+  // Left to the MPI if a rank is gone: it may still write there.
+  std::vector<char>* const left_to_mpi = buffer.release();
+  wait_for(request, 0, [&] { watch.look(); });
+  buffer.reset(left_to_mpi);
+  std::memcpy(all, buffer->data() + part, buffer->size() - part);
+}
 
 void MpiBootstrap::exchange(const void* mine, void* all, std::size_t bytes) {
   if (bytes == 0) return;

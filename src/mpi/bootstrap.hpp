@@ -83,8 +83,9 @@ class MpiBootstrap : public Bootstrap {
 /// At the end of MPI: the processes of its world are not known any more.
 void forget_world() noexcept;
 
-/// As wait_for() without a limit. Throws Error once a process of MPI_COMM_WORLD is gone.
-void wait_for_world(MPI_Request& request);
+/// Allgather of `bytes` in MPI_COMM_WORLD, which is set up, without a time limit: for the end of
+/// MPI. Throws Error once one of its processes is gone.
+void gather_in_world(const void* mine, void* all, int bytes, Exchanges exchanges);
 
 /// While one is there, this thread waits for requests. Other threads may free their communicators
 /// meanwhile, so that progress() keeps away from these.

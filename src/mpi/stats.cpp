@@ -94,39 +94,17 @@ std::vector<Row> rows_of_process() {
   return rows;
 }
 
-/// The rows of all ranks, at rank 0. Throws Error if one of them is gone.
-std::vector<Row> gather(const std::vector<Row>& mine, int rank, int size) {
-  const Library& mpi = library();
-  struct Buffers {
-    int count = 0;
-    std::vector<int> counts;
-    std::vector<Row> padded, all;
-  };
-  auto buffers = std::make_unique<Buffers>();
-  // Left to the MPI if a rank is gone: it may still write there.
-  const auto wait = [&](MPI_Request& request) {
-    Buffers* const left_to_mpi = buffers.release();
-    wait_for_world(request);
-    buffers.reset(left_to_mpi);
-  };
-  MPI_Request request;
-  buffers->count = static_cast<int>(mine.size());
-  buffers->counts.resize(static_cast<std::size_t>(size));
-  check(mpi.Iallgather(&buffers->count, static_cast<int>(sizeof(int)), MPI_BYTE,
-                       buffers->counts.data(), static_cast<int>(sizeof(int)), MPI_BYTE,
-                       MPI_COMM_WORLD, &request),
-        "MPI_Iallgather");
-  wait(request);
-  const int most = *std::max_element(buffers->counts.begin(), buffers->counts.end());
-  buffers->padded = mine;
-  buffers->padded.resize(static_cast<std::size_t>(most));
-  if (rank == 0) buffers->all.resize(static_cast<std::size_t>(most) * buffers->counts.size());
-  const int bytes = most * static_cast<int>(sizeof(Row));
-  check(mpi.Igather(buffers->padded.data(), bytes, MPI_BYTE, buffers->all.data(), bytes, MPI_BYTE,
-                    0, MPI_COMM_WORLD, &request),
-        "MPI_Igather");
-  wait(request);
-  return std::move(buffers->all);
+/// The rows of all ranks. Throws Error if one of them is gone.
+std::vector<Row> gather(std::vector<Row> mine, int size, Exchanges exchanges) {
+  const int count = static_cast<int>(mine.size());
+  std::vector<int> counts(static_cast<std::size_t>(size));
+  gather_in_world(&count, counts.data(), sizeof count, exchanges);
+  const auto most = static_cast<std::size_t>(*std::max_element(counts.begin(), counts.end()));
+  mine.resize(most);
+  std::vector<Row> all(most * counts.size());
+  if (most > 0)
+    gather_in_world(mine.data(), all.data(), static_cast<int>(most * sizeof(Row)), exchanges);
+  return all;
 }
 
 std::string with_unit(double bytes) {
@@ -141,7 +119,8 @@ std::string with_unit(double bytes) {
 /// Averages over ranks that had different communicators need not be whole.
 std::string with_tenth(double calls) {
   char text[40];
-  std::snprintf(text, sizeof text, calls == std::floor(calls) ? "%.0f" : "%.1f", calls);
+  const bool is_whole = calls == std::floor(calls), is_least = calls < 0.1;
+  std::snprintf(text, sizeof text, is_whole ? "%.0f" : is_least ? "%.1g" : "%.1f", calls);
   return text;
 }
 
@@ -194,9 +173,10 @@ void print_of_world() {
   const Member* const world = find_member(MPI_COMM_WORLD);
   std::string why = "TRIB_STATS=1 is not set on all ranks";
   if (size > 1 && (world == nullptr || !world->failure.empty())) why = "the ranks were not set up";
-  if (size == 1 || (world != nullptr && world->all_print_stats)) {
+  const bool are_all = world != nullptr && world->failure.empty() && world->all_print_stats;
+  if (size == 1 || are_all) {
     try {
-      const std::vector<Row> rows = gather(own, rank, size);
+      const std::vector<Row> rows = size == 1 ? own : gather(own, size, world->exchanges);
       // All take part, but a session that is still open here has the last word.
       if (rank == 0 && open_sessions == 0)
         print(rows, size, size == 1 ? "1 rank" : "average of " + std::to_string(size) + " ranks");

@@ -22,7 +22,7 @@ bool has_failed = false;          // one did
 void end_shortage() { has_failed = has_failed || left.exchange(kPlenty) == -1; }
 
 int rank, size;
-constexpr int kLong = 1 << 18;
+constexpr int kLong = 1 << 21;
 
 /// `count` ints, of which rank r gives r + `first`.
 struct Sum {

@@ -421,7 +421,7 @@ def table(results: list[bench.Result], mpi_title: str, nccl_title: str = "NCCL")
     ]
 
 
-def _is_served(result: bench.Result) -> bool:
+def is_served(result: bench.Result) -> bool:
     """Whether Tributary did the reduction itself."""
     if result.tributary is None or (result.ranks == 1 and result.memory == "host"):
         return False
@@ -430,7 +430,7 @@ def _is_served(result: bench.Result) -> bool:
 
 def verdict(results: list[bench.Result]) -> str:
     """One sentence on the ratios to each library."""
-    if not any(map(_is_served, results)):
+    if not any(map(is_served, results)):
         if any(r.tributary and r.ranks == 1 for r in results):
             return "One rank has nothing to reduce: the MPI served every call."
         return ""
@@ -486,7 +486,7 @@ def report(measurement: bench.Measurement, console: Console) -> None:
     unserved = {
         r.collective
         for r in measurement.results
-        if r.tributary and r.ranks > 1 and not _is_served(r)
+        if r.tributary and r.ranks > 1 and not is_served(r)
     }
     if unserved:
         console.print(

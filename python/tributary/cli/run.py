@@ -101,7 +101,7 @@ def run(parsed: argparse.Namespace) -> int:
         settings_of(parsed),
     )
     linked = plan.linked
-    if linked.abi is None and not linked.is_python and parsed.mpi is None:
+    if linked.abi is None and not (linked.is_python or parsed.mpi or parsed.launcher):
         print(
             f"trib run: {program}: {linked.why}; taken for one of {mpi.TITLES[plan.vendor]}, whose mpiexec is the first on PATH "
             "(--mpi NAME: another one)",

@@ -15,7 +15,7 @@
 //     a flag of its own
 //   - in the first channel only, the board: two notes, used in turn
 //
-// and in the data segment, which comes with the first large call: kWindows x kLargeBytes of
+// and in the data segment, which comes when it is worth its while: kWindows x kLargeBytes of
 // payload.
 //
 // Every word has one writer, but for payload that a peer returns (Schedule::returns): it writes
