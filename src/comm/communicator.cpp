@@ -495,8 +495,8 @@ void Communicator::give_up(const Error& error) noexcept {
   if (background_) background_->fail(error);
 }
 
-/// It meets on the small segment first: ranks that disagree must not enter
-/// different collective calls.
+/// Ranks meet on the small segment first: those that disagree must not enter different collective
+/// calls.
 void Communicator::reserve_data(Plan& plan, Route route) {
   const auto step = [&](int) {
     const int missing = channel_->missing();

@@ -561,13 +561,12 @@ std::vector<Choice> candidates(const Key& key, const Config& config) {
         add({&algorithm, Reach::scratch, 1 * KiB, Engine::kernel, true, blocks});
     }
     if (key.bytes < 16 * KiB) continue;
-    for (const std::size_t slice : {4 * KiB, 16 * KiB, 64 * KiB, 128 * KiB}) {
-      if (slice > 16 * KiB && !is_long) continue;
-      add({&algorithm, Reach::scratch, slice, Engine::kernel, false, 132});
-    }
-    for (const int blocks : {64, 32})
-      for (const std::size_t slice : {4 * KiB, 16 * KiB})
-        if (!is_long) add({&algorithm, Reach::scratch, slice, Engine::kernel, false, blocks});
+    // Long ones gain by longer slices, and take 1.15 to 1.6 times as long with fewer blocks (8 MiB
+    // to 1 GiB, 2 H100).
+    for (const int blocks : {132, 64, 32})
+      for (const std::size_t slice : {4 * KiB, 16 * KiB, 64 * KiB, 128 * KiB})
+        if (is_long ? blocks == 132 : slice <= 16 * KiB)
+          add({&algorithm, Reach::scratch, slice, Engine::kernel, false, blocks});
   }
   return all;
 }

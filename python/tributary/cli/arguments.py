@@ -176,7 +176,10 @@ def _launcher() -> str | None:
     return name
 
 
-def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+_MPIS = "mpich, intel, openmpi or abi"
+
+
+def add_job_arguments(parser: argparse.ArgumentParser, mpis: str = _MPIS) -> None:
     """-n, --mpi, --launcher: the same wherever a job is started."""
     parser.add_argument(
         "-n",
@@ -188,7 +191,7 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
         default=_number("TRIB_N"),
         help="number of ranks (TRIB_N; default: as many as cores)",
     )
-    add_mpi_argument(parser)
+    add_mpi_argument(parser, mpis)
     parser.add_argument(
         "--launcher",
         metavar="NAME",
@@ -197,13 +200,13 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_mpi_argument(parser: argparse.ArgumentParser) -> None:
-    """--mpi."""
+def add_mpi_argument(parser: argparse.ArgumentParser, mpis: str = _MPIS) -> None:
+    """--mpi, of which these are accepted."""
     parser.add_argument(
         "--mpi",
         metavar="NAME",
         default=os.environ.get("TRIB_MPI"),
-        help="mpich, intel, openmpi or abi (TRIB_MPI)",
+        help=f"{mpis} (TRIB_MPI)",
     )
 
 

@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "collective", metavar="COLLECTIVE", help=f"{', '.join(bench.COLLECTIVES)}, or all"
     )
-    arguments.add_job_arguments(parser)
+    arguments.add_job_arguments(parser, "mpich, intel, openmpi, abi, a list of them, or all")
     add = parser.add_argument
     add(
         "--sizes",
@@ -337,7 +337,8 @@ def _label(result: bench.Result, other: str) -> str:
     return "NCCL" if other == "nccl" else result.compared[other].library
 
 
-def _ratio_cell(result: bench.Result, other: str) -> str | Text:
+def ratio_cell(result: bench.Result, other: str) -> str | Text:
+    """The ratio to another library, in the colour of a verdict."""
     ratio = result.ratio_to(other)
     if not ratio:
         return "-"
@@ -397,7 +398,7 @@ def table(results: list[bench.Result], mpi_title: str, nccl_title: str = "NCCL")
         for other, label in labels.items():
             whose = label.replace("=", "=\n")
             heading = "ratio" if is_plain else f"ratio:\n{whose} /\nTributary"
-            columns.append(Column(heading, [_ratio_cell(r, other) for r in results]))
+            columns.append(Column(heading, [ratio_cell(r, other) for r in results]))
             if len(labels) == 1:
                 intervals = [_interval_cell(r, other) for r in results]
                 columns.append(Column("interval", intervals, spare=1))
@@ -461,6 +462,15 @@ def _job_text(begin: dict[str, Any]) -> str:
     return f"{text}, buffers on GPUs{mode.get(begin['mode'], '')}"
 
 
+def say_if_crowded(measurement: bench.Measurement, console: Console) -> None:
+    """Where there were more ranks than cores."""
+    begin = measurement.begin
+    if begin.get("is_oversubscribed"):
+        console.print(
+            f"note: {begin['ranks_on_host']} ranks share {begin['cores']} cores: these times are mostly the scheduler's"
+        )
+
+
 def report(measurement: bench.Measurement, console: Console) -> None:
     """Print the tables."""
     begin = measurement.begin
@@ -495,10 +505,7 @@ def report(measurement: bench.Measurement, console: Console) -> None:
         )
     for note in measurement.notes:
         console.print(f"note: {note}")
-    if begin.get("is_oversubscribed"):
-        console.print(
-            f"note: {begin['ranks_on_host']} ranks share {begin['cores']} cores: these times are mostly the scheduler's"
-        )
+    say_if_crowded(measurement, console)
     if not measurement.is_complete:
         done = f"{len(measurement.results)} of {measurement.planned} results"
         console.print(f"Ended early: {done} are there.", style="yellow")

