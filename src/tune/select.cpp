@@ -58,8 +58,8 @@ struct Row {
 // clang-format off
 constexpr bool kIntel = true;
 constexpr Row kAllreduce[] = {
-    {2,    1 * KiB,   "one_shot"},
-    {2,    12 * KiB,  "returning_two_shot", kLong, kIntel},
+    {2,    4 * KiB,   "one_shot"},
+    {2,    14 * KiB,  "returning_two_shot", kLong, kIntel},
     {2,    40 * KiB,  "one_shot"},
     {2,    kAll,      "returning_two_shot", 64 * KiB, kIntel},
     {2,    512 * KiB, "one_shot"},

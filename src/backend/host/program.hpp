@@ -75,6 +75,10 @@ class Program final : public trib::Program, public Operation {
     std::intptr_t offset;
   };
   static_assert(sizeof(Place) == 16);
+  struct Range {
+    Place place;
+    std::size_t bytes;
+  };
   /// A step of a single run.
   struct BoundStep {
     Verb verb;
@@ -99,6 +103,7 @@ class Program final : public trib::Program, public Operation {
     std::ptrdiff_t scratch_stride = 0;
     std::size_t unit_cells = 0;      // of a chunk; zero: nothing is in cells
     std::vector<const Cell*> heads;  // of each wait: the first cell that it waits for, or null
+    std::vector<Range> own;          // of this rank's scratch, what it writes: see take_back()
   };
 
   void set(const Arguments& arguments);
@@ -120,6 +125,8 @@ class Program final : public trib::Program, public Operation {
   void copy(void* const* to, int to_count, const void* from, std::size_t bytes, Store store);
   void reduce(ReduceKernel kernel, void* const* to, int to_count, const void* const* from,
               int from_count, std::size_t count, Store store);
+  void take_back();
+  bool may_write(std::uint64_t number) const;
   void check_stayed(int peer);
   void complete();
   std::size_t slice_begin(int chunk) const;
