@@ -126,7 +126,17 @@ const char* prefix(const Choice& choice, Key::Place place) {
   if (place == Key::Place::staged) return "staged_";
   if (place == Key::Place::device && choice.engine == Engine::copy) return "copied_";
   if (place == Key::Place::device && choice.engine == Engine::gemv) return "gemv_";
-  return choice.reach == Reach::map ? "mapped_" : choice.reach == Reach::push ? "direct_" : "";
+  switch (choice.reach) {
+    case Reach::map:
+      return "mapped_";
+    case Reach::push:
+      return "direct_";
+    case Reach::attach:
+      return "attached_";
+    case Reach::scratch:
+      break;
+  }
+  return "";
 }
 
 }  // namespace

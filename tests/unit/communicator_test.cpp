@@ -5,6 +5,10 @@
 #include "comm/communicator.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <barrier>
@@ -73,6 +77,66 @@ TEST_P(EveryAlgorithm, RightOnTheHost) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Sizes, EveryAlgorithm, testing::Values(2, 3, 4, 5, 7, 8));
+
+/// Pages of its own, which the kernel reads for nobody.
+class SecretMemory {
+ public:
+  explicit SecretMemory(std::size_t bytes) : bytes_(bytes) {
+    const int file = static_cast<int>(::syscall(SYS_memfd_secret, 0));
+    if (file < 0) return;
+    if (::ftruncate(file, static_cast<off_t>(bytes)) == 0)
+      at_ = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    ::close(file);
+  }
+  ~SecretMemory() {
+    if (is_there()) ::munmap(at_, bytes_);
+  }
+  SecretMemory(const SecretMemory&) = delete;
+  SecretMemory& operator=(const SecretMemory&) = delete;
+  bool is_there() const { return at_ != MAP_FAILED; }
+  void* data() const { return at_; }
+
+ private:
+  const std::size_t bytes_;
+  void* at_ = MAP_FAILED;
+};
+
+TEST(Communicator, MemoryThatNoSystemCallReads) {
+  constexpr std::size_t kCount = 50000;
+  const SecretMemory memory(kCount * sizeof(float));
+  if (!memory.is_there()) GTEST_SKIP() << "the kernel has no memfd_secret";
+  auto* const secret = static_cast<float*>(memory.data());
+  float seen = 0;
+  const iovec local{&seen, sizeof seen}, remote{secret, sizeof seen};
+  ASSERT_LT(::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0), 0);
+  Config config;
+  config.attach = Config::Attach::always;
+  for (const bool in_place : {false, true}) {
+    const auto errors = run_ranks(3, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+      Communicator communicator(std::move(bootstrap), config);
+      std::vector<float> own(kCount), out(kCount);
+      float* const in = rank == 1 ? secret : own.data();
+      Request request;
+      for (const Collective collective : {Collective::allreduce, Collective::reduce_scatter_block})
+        for (const float more : {0.0F, 0.5F}) {
+          std::fill(in, in + kCount, static_cast<float>(rank + 1) + more);
+          request.collective = collective;
+          request.count = collective == Collective::allreduce ? kCount : kCount / 3;
+          request.in = in;
+          request.out = in_place ? in : out.data();
+          request.in_place = in_place;
+          communicator.run(request);
+          for (std::size_t i = 0; i < request.count; ++i)
+            if (static_cast<float*>(request.out)[i] != 6 + 3 * more)
+              throw std::runtime_error(std::string(name(collective)) + ": element " +
+                                       std::to_string(i));
+        }
+      const std::string algorithm = communicator.last_algorithm();
+      if (algorithm.find("attached_") != 0) throw std::runtime_error("by " + algorithm);
+    });
+    expect_no_errors(errors, in_place ? "in place" : "");
+  }
+}
 
 TEST(Communicator, MixedCallsInARow) {
   for (const int size : {2, 3, 4, 7}) {
