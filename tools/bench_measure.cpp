@@ -80,7 +80,8 @@ void Measurement::begin(Collective collective) const {
             {"root", options_.root},
             {"repeats", options_.repeats},
             {"batch_seconds", options_.batch_seconds},
-            {"check", options_.check}};
+            {"check", options_.check},
+            {"is_fresh", options_.is_fresh}};
   line.update(setup_.description);
   say(line);
 }
@@ -138,6 +139,7 @@ std::size_t Measurement::wrong_now(const Call& call, const Pattern& expected) co
 std::vector<double> Measurement::batch(Side& side, const Call& call, long iterations) const {
   std::vector<double> seconds(static_cast<std::size_t>(iterations));
   for (double& one : seconds) {
+    if (options_.is_fresh) setup_.buffers->renew(call.count * trib::bytes(call.dtype));
     world_.barrier();
     const double start = now();
     side.run(call);

@@ -24,6 +24,8 @@ class Buffers {
   virtual void* out() const = 0;
   /// The first `count` elements of `in`.
   virtual void fill(const Pattern& pattern, std::size_t count) = 0;
+  /// Writes the first `bytes` of `in` again, the same: no other cache has them then.
+  virtual void renew(std::size_t bytes) = 0;
   /// Bytes at the start of `out` get values that are no result.
   virtual void poison(std::size_t bytes) = 0;
   /// Elements of `out`, which starts with the first of `part`, that are not as expected.

@@ -106,6 +106,8 @@ void complete(Options& options, const std::optional<std::string>& compare) {
         "none)");
   if (options.memory == Memory::host && options.compare_intel)
     throw std::invalid_argument("--compare intel: it is for GPU buffers: --memory cuda");
+  if (options.memory != Memory::host && options.is_fresh)
+    throw std::invalid_argument("--fresh: inputs are written again in host memory only");
   if (options.memory != Memory::host && options.compare_floor)
     throw std::invalid_argument("--compare floor: it is measured in host memory only");
   if ((options.compare_mpi || options.compare_intel) && !is_mpi)
@@ -169,6 +171,8 @@ Options read_options(int argc, char** argv) {
       options.iterations = read_number(option, value, 0L, 1000000000L);
     else if (option == "--check")
       options.check = read_flag(option, value);
+    else if (option == "--fresh")
+      options.is_fresh = read_flag(option, value);
     else if (option == "--memory")
       options.memory = find_named<Memory, kMemories.size()>(option, value);
     else if (option == "--mode")

@@ -40,6 +40,7 @@ struct Options {
   double batch_seconds = 0.025;
   long iterations = 0;  ///< per batch; 0: as many as fit into batch_seconds
   bool check = true;
+  bool is_fresh = false;  ///< the inputs are written again before each call
 
   Memory memory = Memory::host;
   Mode mode = Mode::blocking;

@@ -161,6 +161,11 @@ def compared_names(results: list[Result]) -> list[str]:
     return [name for name in COMPARED if name in there] + [n for n in there if n not in COMPARED]
 
 
+def data_text(dtype: str, op: str, is_fresh: bool) -> str:
+    """What is reduced, in words."""
+    return f"{dtype} {op}" + (", inputs written before each call" if is_fresh else "")
+
+
 @dataclass
 class Job:
     """What to measure."""
@@ -185,6 +190,7 @@ class Job:
     is_mpi_gpu_aware: bool = False
     tune: str = ""  # value of the info key trib_tune; then nothing is timed
     overlap: bool = False  # also time operations while their callers compute
+    is_fresh: bool = False  # inputs are written again before each call
     ways: tuple[str, ...] = ()  # values of the info key trib_algorithm, to be timed as well
 
     def arguments(self) -> list[str]:
@@ -203,6 +209,8 @@ class Job:
             words += ["--tune", self.tune]
         if self.overlap:
             words += ["--overlap", "1"]
+        if self.is_fresh:
+            words += ["--fresh", "1"]
         if self.ways:
             words += ["--ways", ",".join(self.ways)]
         if self.memory != "host":

@@ -185,6 +185,7 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--mpi-gpu-aware"): ("--mpi-gpu-aware", "--memory cuda"),
         ("allreduce", "--burst", "0"): ("--burst", "1 or more"),
         ("allreduce", "--burst", "3"): ("--burst", "stream, graph"),
+        ("allreduce", "--memory", "cuda", "--fresh"): ("--fresh", "--memory host"),
         ("allreduce", "--repeats", "3000000000"): ("--repeats", "2147483647"),
         ("allreduce", "--nccl", "/x"): ("--nccl", "--compare nccl"),
         ("allreduce", "--compare", "foo"): ("--compare", "floor", "VARIABLE=VALUE"),
@@ -396,8 +397,10 @@ def test_a_small_measurement(name: str, trib: Trib, tmp_path: Path) -> None:
     status, out, error = trib(
         *("bench", "all", "-n", "2", "--mpi", name, "--sizes", "4,1K", "--repeats", "2"),
         *("--batch-ms", "2", "--json", data, "--plot", tmp_path / "x.png"),
+        *(["--fresh"] if name == "mpich" else []),
     )
     assert status == 0, error
+    assert ("inputs written before each call" in out) == (name == "mpich")
     assert (tmp_path / "x.png").stat().st_size > 5000
     document = json.loads(data.read_text())
     assert {"environment", "rows"} <= set(document)
@@ -737,7 +740,9 @@ def test_what_the_benchmark_misses_is_said(replay: Replay) -> None:
 
 def test_arguments_of_the_native_benchmark() -> None:
     host = bench.Job("allreduce", 2, [4, 8]).arguments()
-    assert "--memory" not in host and "--nccl" not in host
+    assert "--memory" not in host and "--nccl" not in host and "--fresh" not in host
+    fresh = bench.Job("allreduce", 2, [4], is_fresh=True)
+    assert " ".join(fresh.arguments()).endswith("--fresh 1")
     job = bench.Job("allreduce", 2, [4], memory="cuda", mode="graph", burst=3, compare="nccl")
     words = " ".join(job.arguments())
     assert "--memory cuda --mode graph" in words and "--burst 3 --nccl libnccl.so.2" in words

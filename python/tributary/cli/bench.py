@@ -154,6 +154,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare results with a reference (default)",
     )
     add(
+        "--fresh",
+        action="store_true",
+        help="write the inputs again before each call, as programs do: otherwise all calls reduce the same data, of which other ranks' caches may have copies",
+    )
+    add(
         "--repeats",
         metavar="N",
         type=arguments.positive,
@@ -255,6 +260,8 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         raise UserError(
             f"--overlap: nothing overlaps with --mode {parsed.mode}; it is for: nonblocking, persistent"
         )
+    if parsed.fresh and parsed.memory != "host":
+        raise UserError("--fresh: inputs are written again in host memory only: --memory host")
     if parsed.burst and parsed.mode not in bench.ON_STREAM:
         raise UserError(
             f"--burst: calls of --mode {parsed.mode} are timed one by one; it is for: {', '.join(bench.ON_STREAM)}"
@@ -293,6 +300,7 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         nccl=parsed.nccl,
         is_mpi_gpu_aware=parsed.mpi_gpu_aware,
         overlap=parsed.overlap,
+        is_fresh=parsed.fresh,
     )
 
 
@@ -452,7 +460,8 @@ def verdict(results: list[bench.Result]) -> str:
 
 
 def _job_text(begin: dict[str, Any]) -> str:
-    text = f"{arguments.count_text(begin['ranks'], 'rank')}, {begin['dtype']} {begin['op']}"
+    data = bench.data_text(begin["dtype"], begin["op"], begin.get("is_fresh", False))
+    text = f"{arguments.count_text(begin['ranks'], 'rank')}, {data}"
     if begin.get("memory", "host") == "host":
         return text
     mode = {
@@ -535,7 +544,7 @@ def draw(measurement: bench.Measurement, path: Path) -> None:
         bench.panels(measurement.results),
         path,
         f"{title}, {arguments.count_text(job.ranks, 'rank')}",
-        f"{place}; {job.dtype} {job.op}; "
+        f"{place}; {bench.data_text(job.dtype, job.op, job.is_fresh)}; "
         + ("same job, interleaved, " if there else "")
         + f"median of {job.repeats} repeats"
         + ("; band: their span" if there else ""),
