@@ -228,8 +228,8 @@ def _report(console: Console, jobs: list[Job], sizes: list[Size]) -> None:
         if rows:
             title = bench.function_name(collective, measurement.job.mode)
             ranks = arguments.count_text(measurement.job.ranks, "rank")
-            job = measurement.job
-            data = bench.data_text(job.dtype, job.op, job.is_fresh)
+            asked = measurement.job
+            data = bench.data_text(asked.dtype, asked.op, asked.is_fresh)
             output.print_figures(console, table(rows, jobs), f"{title}, {ranks}, {data}")
     for job in jobs:
         for note in job.measurement.notes:
