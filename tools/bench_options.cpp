@@ -125,6 +125,8 @@ void complete(Options& options, const std::optional<std::string>& compare) {
                                 ": settings are of MPI's communicators, not of streams");
   if (options.overlap && (!is_mpi || options.mode == Mode::blocking))
     throw std::invalid_argument("--overlap: with --mode nonblocking and persistent only");
+  if (options.overlap && options.is_fresh)
+    throw std::invalid_argument("--overlap, --fresh: one or the other");
   if ((!options.tune.empty() || !options.ways.empty()) && options.mode != Mode::persistent)
     throw std::invalid_argument("--tune, --ways: with --mode persistent only");
   if (is_mpi)

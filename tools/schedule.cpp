@@ -20,6 +20,7 @@
 #include "backend/backend.hpp"
 #include "base/bootstrap.hpp"
 #include "base/config.hpp"
+#include "base/processor.hpp"
 #include "comm/cut.hpp"
 #include "numbers.hpp"
 #include "schedule/script.hpp"

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/log.hpp"
+#include "base/processor.hpp"
 #include "comm/cut.hpp"
 #include "schedule/share.hpp"
 

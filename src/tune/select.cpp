@@ -376,14 +376,6 @@ Choice default_choice(const Key& key, const Config& config) {
 
 }  // namespace
 
-bool runs_on_intel() {
-#ifdef __x86_64__
-  return __builtin_cpu_is("intel") != 0;
-#else
-  return false;
-#endif
-}
-
 Choice select(const Key& key, const Config& config, const Findings* findings) {
   if (config.engine == Config::Engine::gemv && config.determinism == Config::Determinism::order)
     throw Error(Code::argument,
@@ -427,8 +419,8 @@ Choice select(const Key& key, const Config& config, const Findings* findings) {
       choice.algorithm = find_algorithm("two_shot");
     if (is_folded_once(*choice.algorithm, key)) choice = by_copies(choice, Engine::gemv);
   }
-  // Two ranks on two cores: the system call that reads a peer costs more than the copy it saves, at
-  // every size.
+  // For inputs that were written since the last call, the system call that reads a peer costs more
+  // than the copy it saves, but for the longest (docs/results.md).
   if (key.can_attach && config.attach == Config::Attach::always &&
       key.place != Key::Place::device)  // whose memory no system call reads
     choice.reach = Reach::attach;

@@ -59,9 +59,6 @@ struct Choice {
 
 class Findings;
 
-/// Whether this machine's processors are Intel's.
-bool runs_on_intel();
-
 /// Obeys the settings `algorithm` (in collectives that it serves), `determinism`, `attach`,
 /// `slice`, `protocol`, `engine`, `map` and `blocks`, and where they say nothing, the findings.
 /// Throws Error(Code::argument) where settings contradict each other or name no algorithm.

@@ -186,6 +186,7 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--burst", "0"): ("--burst", "1 or more"),
         ("allreduce", "--burst", "3"): ("--burst", "stream, graph"),
         ("allreduce", "--memory", "cuda", "--fresh"): ("--fresh", "--memory host"),
+        ("allreduce", "--mode", "persistent", "--overlap", "--fresh"): ("--fresh", "--overlap"),
         ("allreduce", "--repeats", "3000000000"): ("--repeats", "2147483647"),
         ("allreduce", "--nccl", "/x"): ("--nccl", "--compare nccl"),
         ("allreduce", "--compare", "foo"): ("--compare", "floor", "VARIABLE=VALUE"),

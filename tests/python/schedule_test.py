@@ -74,10 +74,10 @@ rank 0: 4 instructions of 16 bytes, 5 operands of 16; 2 stages; in each of 4 win
    3  stage 1  reduce  out chunk 0 <- in chunk 0, scratch of 1 unit 0
 
 calls of 1024 bytes: 4 instructions of 24 bytes, 5 places of 16
-   0  copy    cell 0..18 of 0 <- in byte 0; 1024 bytes
+   0  copy    large scratch of 0 byte 0 <- in byte 0; 1024 bytes
    1  signal  flag 0 of 0
-   2  wait    cell 0..18 of 1
-   3  reduce  out byte 0 <- in byte 0, cell 0..18 of 1; 1024 bytes
+   2  wait    flag 0 of 1
+   3  reduce  out byte 0 <- in byte 0, large scratch of 1 byte 0; 1024 bytes
 """
 
 
@@ -89,6 +89,8 @@ def test_programs_of_a_length(trib: Trib) -> None:
     text = trib(*words, "--bytes", "16K")[1]
     assert "out byte 0 <- in byte 0, large scratch of 1 byte 0; 16384 bytes\n" in text
     assert "\ncalls of 16777216 bytes: the list above in " in trib(*words, "--bytes", "16M")[1]
+    words[words.index("-n") + 1] = 3
+    assert "copy    cell 0..3 of 0 <- in byte 0; 200 bytes\n" in trib(*words, "--bytes", 200)[1]
     words = ["schedule", "reduce_scatter", "--algorithm", "one_shot", "-n", 3, "--program"]
     text = trib(*words, "--rank", 2, "--bytes", 40)[1]
     assert re.search(r"reduce  out byte 0 <- .*, in byte 28; 12 bytes\n$", text)

@@ -262,6 +262,8 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         )
     if parsed.fresh and parsed.memory != "host":
         raise UserError("--fresh: inputs are written again in host memory only: --memory host")
+    if parsed.fresh and parsed.overlap:
+        raise UserError("--fresh, --overlap: one or the other")
     if parsed.burst and parsed.mode not in bench.ON_STREAM:
         raise UserError(
             f"--burst: calls of --mode {parsed.mode} are timed one by one; it is for: {', '.join(bench.ON_STREAM)}"

@@ -37,6 +37,7 @@
 #include "backend/host/scratch_stores.hpp"
 #include "backend/segment.hpp"
 #include "base/process.hpp"
+#include "base/processor.hpp"
 
 namespace trib::host {
 
@@ -220,6 +221,7 @@ class Channel final : public HostChannel {
   std::size_t board_at_ = 0;            // from the start of a rank's region
   std::uint64_t notes_ = 0;             // that this rank has pinned up
   ScratchStores stores_{size_};
+  const bool takes_back_ = runs_on_intel();  // see program.cpp: elsewhere it was not measured
   const std::vector<int>* window_readers_[kWindows] = {};  // who reads what we wrote there last
   std::set<std::vector<int>> reader_lists_;  // of all programs: they may be gone by then
 };

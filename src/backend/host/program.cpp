@@ -33,18 +33,17 @@ constexpr int kLookAhead = 8;
 /// To write a line that a peer has read takes a message to the peer and back, and the peer waits
 /// for what is written. So a rank asks for the lines of its next run's window when it is through
 /// with this run's, rather than when it has something to write there; its peers have read them some
-/// runs ago. Intel Xeons, 2, 4 and 8 ranks: reduce_scatter_block of 4 KiB 0.68, 0.68 and 0.8 of the
-/// time, Reduce of 4 KiB 0.80, 0.80 and 0.9. Where many read: allreduce over 16 ranks, 1 and 2 KiB
-/// 0.75 and 0.87, but 8 KiB 1.1. Not lines with flags, which peers look at before they are written.
+/// runs ago. `trib bench --mpi intel` on 2 and 16 cores of Intel Xeons, 2026-11-26, 2, 4 and 8
+/// ranks: reduce_scatter_block of 4 KiB 0.68, 0.68 and 0.8 of the time, Reduce of 4 KiB 0.80, 0.80
+/// and 0.9. Where many read: allreduce over 16 ranks, 1 and 2 KiB 0.75 and 0.87, but 8 KiB 1.1. Not
+/// lines with flags, which peers look at before they are written; nor where copies into scratch go
+/// past the caches.
 constexpr int kFewReaders = 3;
 constexpr std::size_t kTakenBackFromFew = 16 << 10, kTakenBackFromMany = 2 << 10;
 
-/// Bytes: see write_to_pair().
-constexpr std::size_t kPieceToCopy = 1 << 10, kPieceToFold = 2 << 10;
-
-/// Chunks that return to the one peer there is, and are folded a piece at a time: see
-/// write_to_pair(). Of 12 KiB and more it takes 1.05 to 1.1 of the time.
-constexpr std::size_t kMostReturned = 8 << 10;
+/// Bytes, and chunks that return to the one peer there is and are folded a piece at a time: see
+/// write_to_pair(). Of 12 KiB and more that takes 1.05 to 1.1 of the time (that Xeon of 2 cores).
+constexpr std::size_t kPieceToCopy = 1 << 10, kPieceToFold = 2 << 10, kMostReturned = 8 << 10;
 
 /// What goes through cells: chunks of up to so many, where one rank reads them or several; and in
 /// all so many that a rank waits for. Readers that fetch lines while they are being written delay
@@ -53,6 +52,9 @@ constexpr std::size_t kMostReturned = 8 << 10;
 struct CellLimits {
   int of_chunk, awaited;
 };
+/// Of one reader, scratch that was taken back is quicker from 128 B on: reduce_scatter_block of 1
+/// and 2 KiB over 8 ranks 0.8 and 0.7 of the time, of 2 KiB over 4 ranks 0.8 (16 cores of a Xeon,
+/// 2026-11-26).
 constexpr CellLimits kOfOneReader{2, 42}, kOfReaders{5, 42};
 /// Where a value goes from rank to rank so many times, to several in the end, all of these are
 /// quicker by cells: allreduce by trees, 9 to 32 ranks, 512 to 896 B 0.74 to 0.93 of the time, 1
@@ -78,6 +80,17 @@ inline void fill(Cell* cells, const void* from, std::size_t bytes, std::uint64_t
   }
   std::memcpy(cells->payload, source, bytes);
   cells->tag.store(tag, std::memory_order_release);
+}
+
+/// Whether a system call reads this rank's `bytes` at `from`: their ends, as no buffer is known
+/// that is partly so.
+bool is_readable_by_peers(const std::byte* from, std::size_t bytes) {
+  const int before = errno;
+  std::byte seen;
+  const bool is_readable = bytes == 0 || (read_process(::getpid(), from, &seen, 1) &&
+                                          read_process(::getpid(), from + bytes - 1, &seen, 1));
+  errno = before;
+  return is_readable;
 }
 
 /// The inverse, of cells that have been waited for.
@@ -108,9 +121,9 @@ inline void fetch_to_write(const std::byte* line) {
 }
 
 /// Writes to lines that a single peer has read or written, and will read: those of a piece are
-/// asked for while the ones before are written by `write(at, bytes)`. 2 ranks, Granite Rapids:
-/// copies for a Reduce of 256 KiB 15.7 us instead of 17.6, 32 KiB 3.9 instead of 4.1; folds into
-/// lines that return, allreduce of 8 KiB 1.34 instead of 1.61.
+/// asked for while the ones before are written by `write(at, bytes)`. 2 ranks, Granite Rapids,
+/// 2026-11-26: copies for a Reduce of 256 KiB 15.7 us instead of 17.6, 32 KiB 3.9 instead of 4.1;
+/// folds into lines that return, allreduce of 8 KiB 1.34 instead of 1.61.
 template <class Write>
 void write_to_pair(const void* to, std::size_t bytes, std::size_t piece, const Write& write) {
   std::size_t asked = 0;
@@ -425,7 +438,8 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments) {
   }
   std::size_t own_bytes = 0;
   for (const Range& range : bound->own) own_bytes += range.bytes;
-  if (own_bytes > (readers_of_slot_ <= kFewReaders ? kTakenBackFromFew : kTakenBackFromMany))
+  if (!channel_.takes_back_ ||
+      own_bytes > (readers_of_slot_ <= kFewReaders ? kTakenBackFromFew : kTakenBackFromMany))
     bound->own.clear();
   bound->element = element_;
   bound->pass_bytes = pass_bytes_;
@@ -435,8 +449,9 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments) {
 }
 
 /// Cells that a unit takes; zero: nothing goes through cells. Equal on all ranks. What returns goes
-/// back and forth, for which cells have one tag too few. Between two ranks scratch that is taken
-/// back is quicker: 256 B to 3 KiB 0.66 to 0.9 of the time.
+/// back and forth, for which cells have one tag too few. Where a rank waits for no more than one,
+/// who has no other reader, scratch that is taken back is quicker: 2 ranks, 256 B to 3 KiB 0.66 to
+/// 0.9 of the time.
 std::size_t Program::cells_of_unit() const {
   const std::size_t bytes = arguments_.longest * element_;
   const bool is_of_pair = readers_of_slot_ == 1 && most_waits_ == 1;
@@ -532,17 +547,6 @@ void Program::offer_input() {
   void* const copy = input_copy_.data();
   copy_bytes(&copy, 1, in, length, Store::cached);
   arguments_.in = copy;
-}
-
-/// Asked once for each buffer, and its ends only: no buffer is known that is partly so.
-bool Program::is_readable_by_peers(const std::byte* in, std::size_t length) {
-  if (length == 0 || (in == readable_ && length <= readable_bytes_)) return true;
-  std::byte seen;
-  for (const std::byte* const end : {in, in + length - 1})
-    if (!read_process(::getpid(), end, &seen, 1)) return false;
-  readable_ = in;
-  readable_bytes_ = length;
-  return true;
 }
 
 bool Program::advance(int polls) {
@@ -654,7 +658,7 @@ bool Program::advance_bound(int polls) {
 /// Asks for the lines that the next run would write if it were of the same call: see kFewReaders.
 void Program::take_back() {
   const std::uint64_t next = first_run_ + 1;
-  if (!may_write(next)) return;
+  if (!may_write(next) || channel_.stores_.is_past()) return;
   turn_to(next);
   for (const Range& range : bound_->own) {
     const std::byte* const begin = address(range.place);
@@ -898,7 +902,7 @@ inline void Program::copy(void* const* to, int to_count, const void* from, std::
   const auto [is_past, is_timed] =
       to_count == 1 ? stores.next_copy(bytes) : ScratchStores::Copy{stores.is_past(), false};
   const std::uint64_t begun = is_timed ? ticks() : 0;
-  if (channel_.size_ == 2 && to_count == 1 && !is_past)
+  if (channel_.takes_back_ && channel_.size_ == 2 && to_count == 1 && !is_past)
     write_to_pair(to[0], bytes, kPieceToCopy, [&](std::size_t at, std::size_t part) {
       void* const piece = static_cast<std::byte*>(to[0]) + at;
       copy_bytes(&piece, 1, static_cast<const std::byte*>(from) + at, part, store);
@@ -916,8 +920,8 @@ inline void Program::reduce(ReduceKernel kernel, void* const* to, int to_count,
   const std::size_t bytes = count * element_;
   const bool is_past =
       is_into_scratch && bytes >= ScratchStores::kLeastBytes && channel_.stores_.is_past();
-  if (returns_ && channel_.size_ == 2 && to_count == 2 && from_count == 2 && !is_past &&
-      bytes <= kMostReturned) {
+  if (channel_.takes_back_ && returns_ && channel_.size_ == 2 && to_count == 2 && from_count == 2 &&
+      !is_past && bytes <= kMostReturned) {
     const std::size_t whole = kPieceToFold / element_;  // elements
     write_to_pair(to[1], bytes, whole * element_, [&](std::size_t at, std::size_t part) {
       const auto behind = [at](void* place) { return static_cast<std::byte*>(place) + at; };
@@ -965,7 +969,8 @@ void Program::move(const Instruction& instruction) {
     const std::size_t piece = std::max<std::size_t>(kBounceBytes / element_, 1);
     for (std::size_t at = 0; at < count; at += piece) {
       const std::size_t part = std::min(piece, count - at);
-      // This rank's neighbour first: the kernel lets in one reader of a process after the other.
+      // Each rank begins with another peer: the kernel lets in one reader of a process after the
+      // other.
       // reduce_scatter_block of 1 MiB over 16 ranks, Intel Xeon: 230 us instead of 400.
       for (int k = 1; k <= instruction.from_count; ++k) {
         const int i = (rank_ + k) % instruction.from_count;
@@ -977,6 +982,7 @@ void Program::move(const Instruction& instruction) {
           if (!read_process(channel_.peers_[static_cast<std::size_t>(from[i].rank)].process.pid,
                             base + offset, bounce, part * element_)) {
             const std::string why = std::strerror(errno);
+            check_stayed(from[i].rank);
             channel_.check_alive(from[i].rank);
             throw Error(Code::system, "cannot read the memory of rank " +
                                           std::to_string(from[i].rank) + ": " + why +

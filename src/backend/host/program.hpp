@@ -149,7 +149,6 @@ class Program final : public trib::Program, public Operation {
   bool is_joined() const;
   bool drain();
   void offer_input();
-  bool is_readable_by_peers(const std::byte* in, std::size_t length);
 
   Channel& channel_;
   const int rank_;
@@ -197,10 +196,8 @@ class Program final : public trib::Program, public Operation {
   std::vector<void*> to_;
   std::vector<const void*> from_;
   std::vector<std::byte> bounce_;
-  std::vector<std::byte> taken_;         // from cells, and what is to go there
-  std::vector<std::byte> input_copy_;    // grows to the largest `in` that had to be copied
-  const std::byte* readable_ = nullptr;  // the last `in` that was seen to be so
-  std::size_t readable_bytes_ = 0;
+  std::vector<std::byte> taken_;       // from cells, and what is to go there
+  std::vector<std::byte> input_copy_;  // grows to the largest `in` that had to be copied
 };
 
 }  // namespace trib::host
