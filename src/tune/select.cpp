@@ -54,7 +54,8 @@ struct Row {
 // of an Intel Xeon and 2 of another, with returning_two_shot, which nobody has seen elsewhere: what
 // hands a line back and forth may be slow there. 9 to 32 ranks up to 2 KiB again that day, on 16
 // and 32 cores of Intel Xeons, and what else was slower by a tenth than another row there, up to 16
-// ranks; then 17 to 64 ranks up to 32 KiB, on 64 cores.
+// ranks; then 17 to 64 ranks up to 32 KiB, on 64 cores; and on the evening of that day, when ranks
+// took lines back, short allreduces of 2 to 16 ranks and Reduces of 5 and 6.
 // clang-format off
 constexpr bool kIntel = true;
 constexpr Row kAllreduce[] = {
@@ -66,20 +67,23 @@ constexpr Row kAllreduce[] = {
     {3,    24 * KiB,  "one_shot"},
     {3,    kAll,      "returning_two_shot", 64 * KiB, kIntel},
     {7,    1 * KiB,   "one_shot"},
+    {8,    1 * KiB,   "one_shot", kLong, kIntel},
     {8,    800,       "one_shot"},
+    {4,    3 * KiB,   "one_shot", kLong, kIntel},
     {4,    kAll,      "returning_two_shot", 32 * KiB, kIntel},
-    {8,    5 * KiB,   "returning_two_shot", kLong, kIntel},
+    {6,    5 * KiB,   "returning_two_shot", kLong, kIntel},
     {6,    28 * KiB,  "two_shot"},
     {5,    2 * MiB,   "returning_two_shot", 32 * KiB, kIntel},
     {6,    384 * KiB, "returning_two_shot", 32 * KiB, kIntel},
     {8,    40 * KiB,  "two_shot"},
     {8,    128 * KiB, "returning_two_shot", 32 * KiB, kIntel},
     {8,    kAll,      "two_shot"},
-    {12,   640,       "one_shot"},
+    {10,   1 * KiB,   "one_shot", kLong, kIntel},
+    {12,   896,       "one_shot"},
     {10,   44 * KiB,  "two_shot"},
     {10,   160 * KiB, "returning_two_shot", kLong, kIntel},
     {10,   kAll,      "two_shot"},
-    {16,   128,       "one_shot"},
+    {16,   640,       "one_shot"},
     {16,   1 * KiB,   "tree4"},
     {kAny, 512,       "tree8"},
     {kAny, 512,       "one_shot"},
@@ -96,6 +100,7 @@ constexpr Row kReduce[] = {
     {2,    2 * MiB,   "one_shot", 64 * KiB},
     {2,    kAll,      "one_shot", 128 * KiB},
     {4,    40 * KiB,  "one_shot"},
+    {6,    20 * KiB,  "one_shot", kLong, kIntel},
     {8,    7 * KiB,   "one_shot"},
     {8,    96 * KiB,  "two_shot"},
     {8,    640 * KiB, "returning_two_shot", 128 * KiB, kIntel},
