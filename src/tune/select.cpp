@@ -55,7 +55,7 @@ struct Row {
 // hands a line back and forth may be slow there. 9 to 32 ranks up to 2 KiB again that day, on 16
 // and 32 cores of Intel Xeons, and what else was slower by a tenth than another row there, up to 16
 // ranks; then 17 to 64 ranks up to 32 KiB, on 64 cores; and on the evening of that day, when ranks
-// took lines back, short allreduces of 2 to 16 ranks and Reduces of 5 and 6.
+// took lines back, short allreduces of 2 to 16 ranks and Reduces of 5 to 16.
 // clang-format off
 constexpr bool kIntel = true;
 constexpr Row kAllreduce[] = {
@@ -108,9 +108,10 @@ constexpr Row kReduce[] = {
     {8,    kAll,      "ring",     128 * KiB},
     {6,    kAll,      "two_shot"},
     {8,    2 * MiB,   "two_shot"},
+    {12,   512,       "tree8"},
+    {16,   4 * KiB,   "tree4"},
     {kAny, 512,       "tree8"},
     {kAny, 512,       "one_shot"},
-    {16,   4 * KiB,   "tree4"},
     {16,   20 * KiB,  "two_shot"},
     {11,   192 * KiB, "two_shot"},
     {16,   72 * KiB,  "grouped_two_shot"},
