@@ -674,7 +674,9 @@ bool Background::launch(Lane& lane, Task& task) {
     if (!is_on_device(*route)) task.call_.end();
   }
   if (*route == Route::staged || (*route == Route::host && task.stages_late_)) stage(task);
-  Path& path = lane.plans.path(*lane.plan, *route, *task.findings_, device);
+  // Looked up again: the opener may have got ready between the look above and the card, which says
+  // so.
+  Path& path = lane.plans.path(*lane.plan, *route, *task.findings_, device_of(task));
   path.arguments.in = task.in_;
   path.arguments.out = task.out_;
   path.arguments.mapped = task.mapped_.empty() ? lane.mapped.data() : task.mapped_.data();
