@@ -970,8 +970,8 @@ void Program::move(const Instruction& instruction) {
     for (std::size_t at = 0; at < count; at += piece) {
       const std::size_t part = std::min(piece, count - at);
       // Each rank begins with another peer: the kernel lets in one reader of a process after the
-      // other.
-      // reduce_scatter_block of 1 MiB over 16 ranks, Intel Xeon: 230 us instead of 400.
+      // other. reduce_scatter_block of 1 MiB over 16 ranks, Intel Xeon, inputs that were not
+      // written since the last call: 230 us instead of 400.
       for (int k = 1; k <= instruction.from_count; ++k) {
         const int i = (rank_ + k) % instruction.from_count;
         const std::size_t offset = (slice_begin(chunk) + at) * element_;
