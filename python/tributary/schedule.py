@@ -209,7 +209,9 @@ def summary(document: dict[str, Any], found: Flow) -> Summary:
                 if source["rank"] != rank:
                     taken_in[rank] += source["span"]
             for to in step.get("to", ()):
-                if to["rank"] != rank:
+                # In scratch, a sum that takes the place of what it is made of has moved already.
+                stays = to["buffer"] == "scratch" and to in step["from"]
+                if to["rank"] != rank and not stays:
                     taken_in[to["rank"]] += to["span"]
     slots = [row.get("slots", []) for row in document["schedules"]]
     return Summary(

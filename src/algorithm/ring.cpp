@@ -40,22 +40,15 @@ Schedule ring_to_root(const Shape& shape) {
   return b.finish();
 }
 
-}  // namespace
-
-/// Ring: reduce-scatter, then allgather (Patarasuk and Yuan, 2009).
-///
-/// - steps: allreduce 2(p-1), others p-1
-/// - bytes read per rank: allreduce 2n(p-1)/p, reduce_scatter half of that; reduce at most n
-/// - scratch: none in allreduce; others less than a vector
-/// - association: chunk c in the order c+1, c+2, ..., c; in reduce without the root, which comes
-/// last
-Schedule ring(const Shape& shape) {
-  if (shape.collective == Collective::reduce) return ring_to_root(shape);
+/// Rank c completes chunk c.
+Schedule ring_to_owners(const Shape& shape) {
   const int rank = shape.rank, size = shape.size;
   const int prev = wrap(rank - 1, size), next = wrap(rank + 1, size);
   const bool is_allreduce = shape.collective == Collective::allreduce;
   const bool is_staged = shape.in_place && !is_allreduce;
-  const Location result = is_staged ? partial(shape, rank, rank) : out(rank, rank);
+  std::vector<Location> results{is_staged ? partial(shape, rank, rank) : out(rank, rank)};
+  if (is_allreduce)
+    for (const int peer : peers_of(shape)) results.push_back(out(peer, rank));
   Builder b(/*chunks=*/size);
 
   b.signal(next);
@@ -63,20 +56,39 @@ Schedule ring(const Shape& shape) {
     const int c = wrap(rank - k - 2, size);
     const bool is_last = k == size - 2;  // c == rank
     b.wait(prev);
-    b.reduce(is_last ? result : partial(shape, rank, c),
+    b.reduce(is_last ? results : std::vector{partial(shape, rank, c)},
              {k == 0 ? in(prev, c) : partial(shape, prev, c), in(rank, c)});
-    if (!is_last || is_allreduce) b.signal(next);
+    if (!is_last) b.signal(next);
   }
-  for (int k = 0; is_allreduce && k < size - 1; ++k) {  // chunk rank-k-1 is complete at prev
-    const int c = wrap(rank - k - 1, size);
-    b.wait(prev);
-    b.copy(out(rank, c), out(prev, c));
-    if (k < size - 2) b.signal(next);
+  if (is_allreduce) {
+    b.signal(peers_of(shape));
+    b.wait(peers_of(shape));
+  } else {
+    b.signal(prev);  // we no longer read its buffers
+    b.wait(next);
   }
-  b.signal(prev);  // we no longer read its buffers
-  b.wait(next);
-  if (is_staged) b.copy(out(rank, rank), result);  // only now: next was reading what `out` covers
+  if (is_staged)
+    b.copy(out(rank, rank), results.front());  // only now: next was reading what `out` covers
   return b.finish();
+}
+
+}  // namespace
+
+/// Ring: a chunk sets out at each rank, and each that it comes to adds its input (the
+/// reduce-scatter of Patarasuk and Yuan, 2009). Whoever completes one hands it to all that want it.
+/// On hosts, where cache lines go to who writes them, a chunk stays in the scratch of the rank at
+/// which it set out: a line is handed over once for each rank, not twice.
+///
+/// - steps: p-1; in allreduce p where peers' memory cannot be written
+/// - bytes read per rank: allreduce 2n(p-1)/p, reduce_scatter half of that; reduce at most n
+/// - scratch: none in allreduce; others less than a vector
+/// - association: chunk c in the order c+1, c+2, ..., c; in reduce without the root, which comes
+/// last
+Schedule ring(const Shape& shape) {
+  Schedule schedule =
+      shape.collective == Collective::reduce ? ring_to_root(shape) : ring_to_owners(shape);
+  schedule.stays = !shape.is_on_device;
+  return schedule;
 }
 
 }  // namespace trib

@@ -128,7 +128,9 @@ class Tuner {
         for (const int rank : {0, shape.size - 1}) {
           shape.rank = rank;
           const Schedule schedule = choice.algorithm->schedule(shape);
-          steps += to_string(schedule) + (schedule.returns ? "returns" : "");
+          steps += to_string(schedule) + (schedule.returns ? "returns"
+                                          : schedule.stays ? "stays"
+                                                           : "");
           longest = sketch_.longest_chunk_of(plan, schedule);
         }
       }

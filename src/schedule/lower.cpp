@@ -5,10 +5,10 @@
 // The schedules of all ranks are run once, symbolically, to find out which value every step reads.
 // Values are what the lowered form is built from: an input that a peer reads, and every result that
 // anyone reads, gets a slot of its own, written once and followed by its signal. Who reads a slot
-// waits for it. (Results that return need no slot: see Node::returns_to.) The signals and waits of
-// the direct form are not needed any more: without two writes to one place there is nothing left to
-// protect but the reuse of the slots by later runs, and that is the backend's business (credits,
-// see verify.hpp).
+// waits for it. (Results that return or stay need no slot: see Node::returns_to and Node::home.)
+// The signals and waits of the direct form are not needed any more: without two writes to one place
+// there is nothing left to protect but the reuse of the slots by later runs, and that is the
+// backend's business (credits, see verify.hpp).
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -46,6 +46,9 @@ struct Node {
   /// Schedule::returns: the slot of each peer that reads the result and nothing else of this node.
   /// This node alone reads the peer's input there, and puts the result in its place.
   std::map<int, int> returns_to = {};
+  /// Schedule::stays: the slot, of another rank, that held a source which this node alone reads,
+  /// and that holds the result since.
+  std::optional<std::pair<int, int>> home = {};
 };
 
 /// One chunk in one buffer of one rank.
@@ -61,6 +64,7 @@ class Lowering {
         delivers_(reach == Reach::push && is_reduction(shape.collective) &&
                   !is_scatter(shape.collective)),
         returns_(reach == Reach::scratch && all[0].returns),
+        stays_(reach == Reach::scratch && all[0].stays),
         size_(static_cast<int>(all.size())),
         chunks_(all[0].chunks) {}
 
@@ -251,6 +255,7 @@ class Lowering {
         input_slots_[rank].push_back(add_slot(rank, begin, end - begin));
     }
     if (returns_) find_returns();
+    if (stays_) count_uses();
     for (std::size_t index = 0; index < nodes_.size(); ++index) {
       Node& node = nodes_[index];
       if (!node.is_live) continue;
@@ -258,6 +263,8 @@ class Lowering {
           node.is_read_by_peer ||
           (node.is_read_by_self && !is_all_output(node, static_cast<int>(index)));
       if (!node.returns_to.empty())
+        node.flag = add_slot(node.rank, 0, 0);
+      else if (needs_slot && stays_ && (node.home = find_home(node)))
         node.flag = add_slot(node.rank, 0, 0);
       else if (needs_slot)
         node.slot = add_slot(node.rank, node.chunk, node.span);
@@ -314,6 +321,37 @@ class Lowering {
     }
   }
 
+  /// How often each chunk is read, of an input or of a node.
+  void count_uses() {
+    for (const Node& node : nodes_)
+      for (const Value& from : node.from)
+        for (int i = 0; node.is_live && i < node.span; ++i)
+          ++uses_[{from.node, from.rank, from.chunk + i}];
+    for (int rank = 0; rank < size_; ++rank)
+      for (const auto& [chunk, value] : outputs_[rank])
+        if (!is_stored(value, rank, chunk)) ++uses_[value];
+  }
+
+  /// The slot that the node may take over from one of its sources, if there is one.
+  std::optional<std::pair<int, int>> find_home(const Node& node) const {
+    for (const Value& from : node.from) {
+      if (from.rank == node.rank) continue;
+      std::optional<std::pair<int, int>> home;
+      if (from.node < 0) {
+        if (const int slot = input_slot(from.rank, from.chunk, node.span); slot >= 0)
+          home.emplace(from.rank, slot);
+      } else if (const Node& source = nodes_[from.node];
+                 source.chunk == from.chunk && source.span == node.span) {
+        home = source.home;
+        if (source.slot >= 0) home.emplace(source.rank, source.slot);
+      }
+      for (int i = 0; home && i < node.span; ++i)
+        if (uses_.at({from.node, from.rank, from.chunk + i}) != 1) home.reset();
+      if (home) return home;
+    }
+    return {};
+  }
+
   /// Whether some of a node's result is in a rank's `out` in the end.
   bool wants(int rank, int index) const {
     return std::any_of(outputs_[rank].begin(), outputs_[rank].end(),
@@ -335,6 +373,7 @@ class Lowering {
       const Node& node = nodes_[value.node];
       if (const auto found = node.returns_to.find(reader); found != node.returns_to.end())
         return scratch(reader, found->second, value.chunk, span);
+      if (node.home) return scratch(node.home->first, node.home->second, value.chunk, span);
       if (node.slot >= 0) return scratch(value.rank, node.slot, value.chunk, span);
       return out(value.rank, value.chunk, span);
     }
@@ -363,12 +402,23 @@ class Lowering {
     }
   };
 
-  /// Waits for what a step is about to read.
-  void await(Emitter& emitter, int rank, const Location& from) {
+  /// Waits for the value that a step is about to read at `from`. `to`: where it writes.
+  void await(Emitter& emitter, int rank, const Value& value, const Location& from,
+             const std::vector<Location>& to) {
+    if (value.node >= 0 && is_elsewhere(nodes_[value.node])) {
+      if (value.rank != rank) await_flag(emitter, rank, value.rank, nodes_[value.node].flag);
+      // Whose slot it is writes there again after those that read there last: they come after all
+      // that have taken it over.
+      const bool is_taken_over = std::find(to.begin(), to.end(), from) != to.end();
+      if (from.rank != rank && !is_taken_over) readers_[from.rank].insert(rank);
+      return;
+    }
     if (from.rank == rank) return;
     if (from.buffer == Buffer::in) attached_readers_[from.rank].insert(rank);
     await_flag(emitter, rank, from.rank, from.buffer == Buffer::in ? entry_[from.rank] : from.slot);
   }
+  /// Whether the node's results lie in slots of other ranks.
+  static bool is_elsewhere(const Node& node) { return node.home || !node.returns_to.empty(); }
   void await_flag(Emitter& emitter, int rank, int of, int slot) {
     readers_[of].insert(rank);
     if (emitter.waited.insert({of, slot}).second) emitter.add({Verb::wait, {}, {}, {of}, slot});
@@ -436,12 +486,15 @@ class Lowering {
     const int hops_of_all = hops();
     const bool has_returns = std::any_of(nodes_.begin(), nodes_.end(),
                                          [](const Node& node) { return !node.returns_to.empty(); });
+    const bool has_homes = std::any_of(nodes_.begin(), nodes_.end(),
+                                       [](const Node& node) { return node.home.has_value(); });
     lowered.resize(static_cast<std::size_t>(size_));
     for (int rank = only.value_or(0); rank < (only ? *only + 1 : size_); ++rank) {
       Schedule& schedule = emitters[rank].schedule;
       schedule.is_lowered = true;
       schedule.is_delivered = delivers_;
       schedule.returns = has_returns;
+      schedule.stays = has_homes;
       schedule.slots = slots_;
       schedule.flags = flags;
       schedule.units = units;
@@ -528,13 +581,16 @@ class Lowering {
       std::vector<Location> to;
       for (const int owner : owners) to.push_back(out(owner, node.chunk + begin, span));
       if (node.slot >= 0) to.push_back(scratch(node.rank, node.slot, node.chunk + begin, span));
+      if (node.home)
+        to.push_back(scratch(node.home->first, node.home->second, node.chunk + begin, span));
       for (const auto& [peer, slot] : node.returns_to)
         to.push_back(scratch(peer, slot, node.chunk + begin, span));
       if (to.empty()) {  // of several chunks, one that nobody wants
         begin += span;
         continue;
       }
-      for (const Location& source : from) await(emitter, node.rank, source);
+      for (std::size_t i = 0; i < from.size(); ++i)
+        await(emitter, node.rank, node.from[i], from[i], to);
       emitter.add({node.verb, std::move(to), std::move(from), {}});
       begin += span;
     }
@@ -567,10 +623,7 @@ class Lowering {
       }
       int taken = 0;
       const Location from = locate(value, static_cast<int>(end - begin), rank, taken);
-      if (value.node >= 0 && !nodes_[value.node].returns_to.empty())
-        await_flag(emitter, rank, value.rank, nodes_[value.node].flag);
-      else
-        await(emitter, rank, from);
+      await(emitter, rank, value, from, {});
       emitter.add({Verb::copy, {out(rank, chunk, taken)}, {from}, {}});
       begin += static_cast<std::size_t>(taken);
     }
@@ -581,6 +634,7 @@ class Lowering {
   const Reach reach_;
   const bool delivers_;  // results go straight to peers' `out`
   const bool returns_;   // results go to peers' scratch, if they can
+  const bool stays_;     // so do partial results
   const int size_, chunks_;
   std::map<Cell, Value> cells_;
   std::vector<Node> nodes_;
@@ -588,7 +642,8 @@ class Lowering {
   std::vector<std::set<std::pair<int, int>>> cuts_;  // of each rank: ranges of `in` that peers read
   std::vector<std::vector<Slot>> slots_;
   std::vector<std::vector<int>> input_slots_;
-  std::vector<int> entry_;  // attach: the flag "my input is ready"
+  std::vector<int> entry_;     // attach: the flag "my input is ready"
+  std::map<Value, int> uses_;  // stays: how often each chunk is read
   std::vector<std::set<int>> readers_, attached_readers_;
 };
 
@@ -627,7 +682,7 @@ std::vector<Schedule> number_signals(const std::vector<Schedule>& all) {
     Schedule& schedule = numbered[rank];
     schedule.is_lowered = true;
     schedule.is_mapped = true;
-    schedule.returns = false;
+    schedule.returns = schedule.stays = false;
     schedule.slots = slots;
     schedule.flags = flags;
     schedule.readers.assign(readers[rank].begin(), readers[rank].end());

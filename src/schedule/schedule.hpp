@@ -148,8 +148,9 @@ struct Slot {
 /// writes its own slots, each at most once per run of the schedule, and gives the slot's signal
 /// after that; others wait for the slot before they read it. Backends keep several generations of
 /// the slots (windows), used in turn, so that a signal can be the number of the run: see verify.hpp
-/// for the rules of reuse. On hosts, the only peer that reads a slot may then write what the slot's
-/// rank is to have into it, and say so by a flag (`returns`). With Reach::attach, reads of peers'
+/// for the rules of reuse. On hosts, the only peer that reads a slot may then write into it, and
+/// say so by a flag: what the slot's rank is to have (`returns`), or what it has made of what was
+/// there (`stays`). With Reach::attach, reads of peers'
 /// `in` remain; with Reach::push, the results of an allreduce or a reduce are written to peers'
 /// `out` by who folds them, once each of these peers has contributed, and so is in the call; with
 /// Reach::map, all that the direct form does.
@@ -162,6 +163,10 @@ struct Schedule {
   /// Results may go back to where the contributions lay in scratch, if each of these has but one
   /// reader. Lowered form: some rank's do.
   bool returns = false;
+  /// Results may lie where, in scratch, one of those lay that they are made of, if nobody else
+  /// reads that: a partial result stays in one place while ranks add to it. Lowered form: some
+  /// rank's do.
+  bool stays = false;
 
   // Lowered form only.
   bool is_lowered = false;

@@ -626,10 +626,12 @@ class Verifier {
     return window.units[slot.offset + chunk - slot.chunk];
   }
 
-  /// Of a slot: its rank has to be in the run, and a peer to know that.
-  Window& access(int rank, const Location& at, int run, const char* how) {
+  /// Of a slot: its rank has to be in the run, and a peer to know that: from the slot's signal, or
+  /// from who has written there since.
+  Window& access(int rank, const Location& at, int chunk, int run, const char* how) {
     Window& window = window_of(at.rank, run);
-    if (at.rank != rank && waited(rank, at.rank, at.slot, run) != run) {
+    const bool is_its_ranks = window.run != run || unit_of(window, at, chunk).writer == at.rank;
+    if (at.rank != rank && is_its_ranks && waited(rank, at.rank, at.slot, run) != run) {
       throw Fault{here() + to_string(at) + ": " + how + " without waiting for its slot"};
     }
     if (window.run != run) {
@@ -640,14 +642,12 @@ class Verifier {
   }
 
   int read_slot(int rank, const Location& at, int chunk, int run) {
-    Unit& unit = unit_of(access(rank, at, run, "read"), at, chunk);
+    Unit& unit = unit_of(access(rank, at, chunk, run, "read"), at, chunk);
     if (unit.value == Folds::kUnwritten) {
       throw Fault{here() + to_string(at) + ": read before it is written"};
     }
     if (!is_past(rank, unit.writer, unit.written)) race(at, chunk, "written", unit.writer);
-    if (unit.writer != at.rank) {
-      if (rank != at.rank) throw Fault{here() + to_string(at) + ": it is its rank's alone by now"};
-    } else if (unit.reader == Unit::kNobody || unit.reader == rank) {
+    if (unit.reader == Unit::kNobody || unit.reader == rank) {
       unit.reader = rank;
     } else {
       unit.reader = Unit::kSeveral;
@@ -656,9 +656,9 @@ class Verifier {
   }
 
   void write_slot(int rank, const Location& at, int chunk, int run, int value) {
-    Window& window = access(rank, at, run, "written");
+    Window& window = access(rank, at, chunk, run, "written");
     Unit& unit = unit_of(window, at, chunk);
-    if (at.rank != rank) return return_to(rank, at, chunk, unit, value);
+    if (at.rank != rank) return take_over(rank, at, chunk, unit, value);
     if (unit.value != Folds::kUnwritten) {
       throw Fault{here() + to_string(at) + ": written a second time in this run"};
     }
@@ -670,19 +670,17 @@ class Verifier {
 
   void put(Cell& cell, int rank, int value) { cell = {value, rank, now(rank)}; }
 
-  /// A peer's write to a slot that it has waited for: nobody else may have read what was there, or
-  /// read it later.
-  void return_to(int rank, const Location& at, int chunk, Unit& unit, int value) {
-    if (unit.value == Folds::kUnwritten || unit.writer != at.rank) {
-      throw Fault{here() + to_string(at) + ": " +
-                  (unit.value == Folds::kUnwritten ? "not written by its rank"
-                                                   : "a peer has written to it")};
-    }
+  /// A peer's write to a slot: nobody else may have read what was there, or read it later, which is
+  /// a race then.
+  void take_over(int rank, const Location& at, int chunk, Unit& unit, int value) {
+    if (unit.value == Folds::kUnwritten)
+      throw Fault{here() + to_string(at) + ": not written by its rank"};
     if (!is_past(rank, unit.writer, unit.written)) race(at, chunk, "written", unit.writer);
     if (unit.reader != Unit::kNobody && unit.reader != rank) {
       throw Fault{here() + to_string(at) + ": not read by this rank alone"};
     }
     put(unit, rank, value);
+    unit.reader = Unit::kNobody;
   }
 
   // --- reporting ---

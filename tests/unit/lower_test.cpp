@@ -27,7 +27,7 @@ TEST(Lower, CountsHandOvers) {
       {"two_shot", Collective::allreduce, 16, 2}, {"tree4", Collective::allreduce, 4, 2},
       {"tree4", Collective::allreduce, 9, 4},     {"tree4", Collective::allreduce, 16, 4},
       {"tree4", Collective::allreduce, 64, 6},    {"tree4", Collective::reduce, 16, 2},
-      {"tree8", Collective::allreduce, 64, 4},    {"ring", Collective::allreduce, 6, 10},
+      {"tree8", Collective::allreduce, 64, 4},    {"ring", Collective::allreduce, 6, 6},
   };
   for (const auto& [name, collective, size, hops] : cases) {
     const Shape shape = shape_of(collective, size);

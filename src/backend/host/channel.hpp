@@ -18,11 +18,12 @@
 // and in the data segment, which comes when it is worth its while: kWindows x kLargeBytes of
 // payload.
 //
-// Every word has one writer, but for payload that a peer returns (Schedule::returns): it writes
-// after it has seen the slot's line, and its rank looks at it again after the line that the peer
-// gives then. Numbers of runs only grow, so nothing is ever reset. Run n uses window n % kWindows;
-// a rank may write its slots of run n once all who read its slots of run n - kWindows, and may have
-// written to them, have completed that run.
+// Every word has one writer, but for payload that peers return or add to (Schedule::returns,
+// Schedule::stays): it writes after it has seen the line of who wrote there before, and gives a
+// line of its own then, whose release orders what it wrote before what is read or written by
+// whoever acquires that. Numbers of runs only grow, so nothing is ever reset. Run n uses window n %
+// kWindows; a rank may write its slots of run n once all who read there last in run n - kWindows
+// have completed that run: who read or wrote there before them has told them so.
 #pragma once
 
 #include <algorithm>

@@ -158,7 +158,8 @@ Program::Program(Channel& channel, const Schedule& schedule)
       readers_(*channel.reader_lists_.insert(schedule.readers).first),
       attached_readers_(schedule.attached_readers),
       endangers_input_(schedule.endangers_input),
-      returns_(schedule.returns) {
+      returns_(schedule.returns),
+      is_shared_(schedule.returns || schedule.stays) {
   stage_end_.assign(static_cast<std::size_t>(stages_), 0);
   waits_end_ = stage_end_;
   std::size_t most_from = 1, most_to = 1;
@@ -357,10 +358,11 @@ void Program::set(const Arguments& arguments) {
   run_ = 0;
   window_ = 0;
   pass_bytes_ = round_up(static_cast<std::size_t>(units_) * stride_, kPage);
-  // What returns lies where whoever writes it has just read. Allreduce over 2 ranks of an Intel
-  // Xeon (Granite Rapids), us with turns and without: 64 KiB 6.5 and 5.4, 256 KiB 23.1 and 20.5.
+  // What returns lies where whoever writes it has just read, and so does what stays. Allreduce over
+  // 2 ranks of an Intel Xeon (Granite Rapids), us with turns and without: 64 KiB 6.5 and 5.4, 256
+  // KiB 23.1 and 20.5.
   turns_ = 1;
-  if (pass_bytes_ > 0 && !returns_)
+  if (pass_bytes_ > 0 && !is_shared_)
     turns_ = std::max(channel_.turning_bytes(arguments.is_large, runs_) / pass_bytes_, turns_);
 }
 
@@ -448,18 +450,18 @@ std::unique_ptr<trib::Binding> Program::bind(const Arguments& arguments) {
   return bound;
 }
 
-/// Cells that a unit takes; zero: nothing goes through cells. Equal on all ranks. What returns goes
-/// back and forth, for which cells have one tag too few. Where a rank waits for no more than one,
-/// who has no other reader, scratch that is taken back is quicker: 2 ranks, 256 B to 3 KiB 0.66 to
-/// 0.9 of the time.
+/// Cells that a unit takes; zero: nothing goes through cells. Equal on all ranks. What returns or
+/// stays is written more than once, for which cells have one tag too few. Where a rank waits for no
+/// more than one, who has no other reader, scratch that is taken back is quicker: 2 ranks, 256 B to
+/// 3 KiB 0.66 to 0.9 of the time.
 std::size_t Program::cells_of_unit() const {
   const std::size_t bytes = arguments_.longest * element_;
   const bool is_of_pair = readers_of_slot_ == 1 && most_waits_ == 1;
   const CellLimits most = readers_of_slot_ == 1 ? kOfOneReader
                           : hops_ < kManyHops   ? kOfReaders
                                                 : kOfManyHops;
-  if (units_ == 0 || readers_of_slot_ == 0 || is_of_pair || returns_ || arguments_.is_contiguous ||
-      bytes > static_cast<std::size_t>(most.of_chunk) * kCellBytes)
+  if (units_ == 0 || readers_of_slot_ == 0 || is_of_pair || is_shared_ ||
+      arguments_.is_contiguous || bytes > static_cast<std::size_t>(most.of_chunk) * kCellBytes)
     return 0;
   const int cells = cells_of(bytes);
   const auto all = static_cast<std::size_t>(cells * units_);
@@ -918,8 +920,9 @@ inline void Program::reduce(ReduceKernel kernel, void* const* to, int to_count,
                             Store store) {
   const bool is_into_scratch = to_count > 1 || store == Store::shared;
   const std::size_t bytes = count * element_;
-  const bool is_past =
-      is_into_scratch && bytes >= ScratchStores::kLeastBytes && channel_.stores_.is_past();
+  // What was just read is in the caches: what stays is written there.
+  const bool is_past = is_into_scratch && bytes >= ScratchStores::kLeastBytes &&
+                       channel_.stores_.is_past() && to[to_count - 1] != from[0];
   if (channel_.takes_back_ && returns_ && channel_.size_ == 2 && to_count == 2 && from_count == 2 &&
       !is_past && bytes <= kMostReturned) {
     const std::size_t whole = kPieceToFold / element_;  // elements
