@@ -74,21 +74,27 @@ TEST(Select, StandInsFoldLikeDevices) {
 }
 
 /// On the host, a vector travels from rank to rank only where each has a core, where its sums need
-/// no rounding on their way, and in long slices.
-TEST(Select, LongReducesOfRanksWithCoresTravel) {
+/// no rounding on their way, and in long slices. What stands in for that has the same bits.
+TEST(Select, LongVectorsOfRanksWithCoresTravel) {
   Key key;
-  key.collective = Collective::reduce;
-  for (key.size = 3; key.size <= 16; ++key.size)
-    for (key.bytes = key.size > 8 ? 512u << 10 : 1u << 20; key.bytes <= 256u << 20; key.bytes *= 2)
-      for (bool* const obstacle :
-           {static_cast<bool*>(nullptr), &key.is_crowded, &key.is_widened, &key.has_little_room}) {
-        if (obstacle != nullptr) *obstacle = true;
-        const bool travels = select(key, Config{}).algorithm->name == "ring";
-        EXPECT_EQ(travels, obstacle == nullptr) << key.size << " " << key.bytes;
-        // The bits are those of mapped buffers.
-        EXPECT_EQ(mapped_choice(key, Config{})->algorithm->name,
-                  travels ? "two_shot_as_ring" : "two_shot");
-        if (obstacle != nullptr) *obstacle = false;
+  for (int collective = 0; collective < kCollectives; ++collective)
+    for (key.size = 2; key.size <= 70; ++key.size)
+      for (key.bytes = 8; key.bytes <= 256u << 20; key.bytes *= 2) {
+        key.collective = static_cast<Collective>(collective);
+        const Algorithm& usual = *select(key, Config{}).algorithm;
+        const bool is_of_few = key.collective == Collective::allreduce && key.size < 9;
+        if (key.size > 2 && key.size <= 32 && key.bytes >= 512u << 10) {
+          EXPECT_EQ(usual.name == "ring", !is_of_few) << key.size << " " << key.bytes;
+        }
+        for (bool* const obstacle : {&key.is_crowded, &key.has_little_room, &key.is_widened}) {
+          *obstacle = true;
+          const Algorithm& other = *select(key, Config{}).algorithm;
+          EXPECT_NE(other.name, "ring");
+          EXPECT_TRUE(key.is_widened || other.association == usual.association);
+          *obstacle = false;
+        }
+        const auto mapped = mapped_choice(key, Config{});
+        EXPECT_TRUE(!mapped || mapped->algorithm->association == usual.association);
       }
 }
 
