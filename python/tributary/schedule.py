@@ -198,6 +198,18 @@ def summary(document: dict[str, Any], found: Flow) -> Summary:
     """Of a document with all ranks."""
     chunks = document["chunks"]
     taken_in = [0] * document["ranks"]
+
+    def place_of(location: dict[str, Any]) -> tuple[int, int | None]:
+        return location["rank"], location.get("slot")
+
+    # What peers write into a rank's scratch moves when it is read, be it by that rank.
+    from_peers = {
+        place_of(to)
+        for rank, row in enumerate(document["schedules"])
+        for step in row["steps"]
+        for to in step.get("to", ())
+        if to["buffer"] == "scratch" and to["rank"] != rank
+    }
     verbs: dict[str, int] = defaultdict(int)
     signals = 0
     for rank, row in enumerate(document["schedules"]):
@@ -206,12 +218,10 @@ def summary(document: dict[str, Any], found: Flow) -> Summary:
             if step["verb"] == "signal":
                 signals += len(step.get("peers", (0,)))
             for source in step.get("from", ()):
-                if source["rank"] != rank:
+                if source["rank"] != rank or place_of(source) in from_peers:
                     taken_in[rank] += source["span"]
             for to in step.get("to", ()):
-                # In scratch, a sum that takes the place of what it is made of has moved already.
-                stays = to["buffer"] == "scratch" and to in step["from"]
-                if to["rank"] != rank and not stays:
+                if to["rank"] != rank and to["buffer"] != "scratch":
                     taken_in[to["rank"]] += to["span"]
     slots = [row.get("slots", []) for row in document["schedules"]]
     return Summary(

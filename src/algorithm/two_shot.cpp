@@ -60,8 +60,8 @@ Schedule returning_two_shot(const Shape& shape) {
 }
 
 /// Two-shot to the bits of `ring`: whoever folds a chunk does so in the order in which it would
-/// travel around. For buffers that peers have mapped, where it is faster not to hand anything on. A
-/// Reduce: see rootless_as_ring.
+/// travel around. For buffers that peers have mapped, where it is faster not to hand anything on,
+/// for nonblocking calls and for more ranks than cores. A Reduce: see rootless_as_ring.
 ///
 /// - steps, bytes and scratch: as `two_shot`
 /// - association: chunk c in the order c+1, c+2, ..., c; in a Reduce without the root, which comes

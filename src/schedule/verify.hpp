@@ -13,8 +13,8 @@
 // n mod `windows`.
 // - Signal: sets the slot's flag in that window to n. Wait: until the flag is n. Every slot that is
 //   read is waited for in the same run, by the reading rank itself: a backend may send the flag
-//   with the data. On hosts alone: but for what a peer has written there since, whose signal it
-//   waits for, or one that was given later.
+//   with the data. What a peer has written into a slot since (hosts alone have that) is another
+//   matter: who reads it waits for a signal that this peer gave after it, or that was given later.
 // - Credit: before its first step in run n, a rank waits until its readers (Schedule::readers of
 //   what it ran then) have completed run n - windows.
 // - Attach: before it leaves a call, a rank waits until its attached_readers have completed the

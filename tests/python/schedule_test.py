@@ -211,6 +211,13 @@ def test_steps_and_bytes_of_allreduce(
     assert (numbers.depth, numbers.most_moved) == (steps, volume)
 
 
+@pytest.mark.parametrize("algorithm", ["two_shot", "returning_two_shot", "ring"])
+def test_what_moves_through_scratch_is_counted_once(algorithm: str) -> None:
+    document = ask(f"allreduce --algorithm {algorithm} -n 4")
+    numbers = schedule.summary(document, schedule.flow(document))
+    assert (numbers.moved, numbers.most_moved) == (6, 1.5)
+
+
 def test_arrows_come_from_where_data_were_made() -> None:
     found = schedule.flow(ask("allreduce --algorithm two_shot -n 2"))
     assert not found.stuck

@@ -456,6 +456,23 @@ TEST(Lowered, ResultsReturnWhereTheyCan) {
   }
 }
 
+/// GPUs push what peers need: there nothing stays, and who adds to a sum hands it on.
+TEST(Lowered, NothingStaysOnDevices) {
+  for (int collective = 0; collective < kCollectives; ++collective)
+    for (int size = 2; size <= 9; ++size) {
+      Shape shape;
+      shape.collective = static_cast<Collective>(collective);
+      shape.size = size;
+      shape.is_on_device = true;
+      const Algorithm& ring = *find_algorithm("ring");
+      VerifiedCall call = lowered_call(ring, shape, Reach::scratch, false, 5);
+      for (const Schedule& schedule : call.schedules) EXPECT_FALSE(schedule.stays);
+      EXPECT_EQ(verify({call, call, call}), "") << describe(ring, shape);
+      call.in_place = true;
+      EXPECT_EQ(verify({call, call, call}), "") << describe(ring, shape) << "in place";
+    }
+}
+
 /// Peers may go on reading an `in` that a copy in place leaves as it is.
 TEST(Lowered, CopiesInPlaceEndangerNoInput) {
   for (const std::string_view row : {"one_shot", "two_shot"}) {

@@ -79,23 +79,47 @@ TEST(Select, LongVectorsOfRanksWithCoresTravel) {
   Key key;
   for (int collective = 0; collective < kCollectives; ++collective)
     for (key.size = 2; key.size <= 70; ++key.size)
-      for (key.bytes = 8; key.bytes <= 256u << 20; key.bytes *= 2) {
+      for (key.bytes = 8; key.bytes <= 256u << 20; key.bytes += key.bytes / 8) {
         key.collective = static_cast<Collective>(collective);
         const Algorithm& usual = *select(key, Config{}).algorithm;
         const bool is_of_few = key.collective == Collective::allreduce && key.size < 9;
         if (key.size > 2 && key.size <= 32 && key.bytes >= 512u << 10) {
           EXPECT_EQ(usual.name == "ring", !is_of_few) << key.size << " " << key.bytes;
         }
-        for (bool* const obstacle : {&key.is_crowded, &key.has_little_room, &key.is_widened}) {
+        for (bool* const obstacle : {&key.is_crowded, &key.has_little_room}) {
           *obstacle = true;
           const Algorithm& other = *select(key, Config{}).algorithm;
           EXPECT_NE(other.name, "ring");
-          EXPECT_TRUE(key.is_widened || other.association == usual.association);
+          EXPECT_EQ(other.association, usual.association) << key.size << " " << key.bytes;
           *obstacle = false;
         }
-        const auto mapped = mapped_choice(key, Config{});
-        EXPECT_TRUE(!mapped || mapped->algorithm->association == usual.association);
+        for (const bool is_widened : {true, false}) {
+          key.is_widened = is_widened;
+          const Algorithm& chosen = *select(key, Config{}).algorithm;
+          EXPECT_FALSE(is_widened && chosen.association == Association::ring);
+          const auto mapped = mapped_choice(key, Config{});
+          EXPECT_TRUE(!mapped || mapped->algorithm->association == chosen.association);
+        }
       }
+}
+
+/// No row for shorter vectors, or for other numbers of ranks, comes in between.
+TEST(Select, WhatIsLongerThanWhatTravelsDoesSoToo) {
+  for (int collective = 0; collective < kCollectives; ++collective)
+    for (int size = 3; size <= 32; ++size) {
+      bool travels = false;
+      for (std::size_t bytes = 1024; bytes <= 64u << 20;
+           bytes += std::max(bytes / 64, std::size_t{1024})) {
+        Key key;
+        key.collective = static_cast<Collective>(collective);
+        key.size = size;
+        key.bytes = bytes;
+        const bool does = select(key, Config{}).algorithm->name == "ring";
+        EXPECT_TRUE(does || !travels) << name(key.collective) << " " << size << " " << bytes;
+        travels = travels || does;
+      }
+      EXPECT_TRUE(travels || (collective == 0 && size < 9)) << collective << " " << size;
+    }
 }
 
 /// Bits do not tell whose processors they were made on.

@@ -159,7 +159,7 @@ Program::Program(Channel& channel, const Schedule& schedule)
       attached_readers_(schedule.attached_readers),
       endangers_input_(schedule.endangers_input),
       returns_(schedule.returns),
-      is_shared_(schedule.returns || schedule.stays) {
+      stays_(schedule.stays) {
   stage_end_.assign(static_cast<std::size_t>(stages_), 0);
   waits_end_ = stage_end_;
   std::size_t most_from = 1, most_to = 1;
@@ -362,7 +362,7 @@ void Program::set(const Arguments& arguments) {
   // 2 ranks of an Intel Xeon (Granite Rapids), us with turns and without: 64 KiB 6.5 and 5.4, 256
   // KiB 23.1 and 20.5.
   turns_ = 1;
-  if (pass_bytes_ > 0 && !is_shared_)
+  if (pass_bytes_ > 0 && !returns_ && !stays_)
     turns_ = std::max(channel_.turning_bytes(arguments.is_large, runs_) / pass_bytes_, turns_);
 }
 
@@ -460,7 +460,7 @@ std::size_t Program::cells_of_unit() const {
   const CellLimits most = readers_of_slot_ == 1 ? kOfOneReader
                           : hops_ < kManyHops   ? kOfReaders
                                                 : kOfManyHops;
-  if (units_ == 0 || readers_of_slot_ == 0 || is_of_pair || is_shared_ ||
+  if (units_ == 0 || readers_of_slot_ == 0 || is_of_pair || returns_ || stays_ ||
       arguments_.is_contiguous || bytes > static_cast<std::size_t>(most.of_chunk) * kCellBytes)
     return 0;
   const int cells = cells_of(bytes);
@@ -920,9 +920,9 @@ inline void Program::reduce(ReduceKernel kernel, void* const* to, int to_count,
                             Store store) {
   const bool is_into_scratch = to_count > 1 || store == Store::shared;
   const std::size_t bytes = count * element_;
-  // What was just read is in the caches: what stays is written there.
-  const bool is_past = is_into_scratch && bytes >= ScratchStores::kLeastBytes &&
-                       channel_.stores_.is_past() && to[to_count - 1] != from[0];
+  // What stays was just read: it is in the caches, and goes there again.
+  const bool is_past = is_into_scratch && !stays_ && bytes >= ScratchStores::kLeastBytes &&
+                       channel_.stores_.is_past();
   if (channel_.takes_back_ && returns_ && channel_.size_ == 2 && to_count == 2 && from_count == 2 &&
       !is_past && bytes <= kMostReturned) {
     const std::size_t whole = kPieceToFold / element_;  // elements

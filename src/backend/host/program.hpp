@@ -164,8 +164,7 @@ class Program final : public trib::Program, public Operation {
   std::vector<int> waits_end_;  // index behind the last wait of each stage
   bool is_attached_ = false;
   const bool endangers_input_;
-  const bool returns_;    // Schedule::returns
-  const bool is_shared_;  // slots are written by others, too: Schedule::returns, Schedule::stays
+  const bool returns_, stays_;  // Schedule::returns, Schedule::stays
 
   // The operation under way.
   Arguments arguments_;
