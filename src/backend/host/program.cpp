@@ -684,7 +684,7 @@ inline void Program::give_signal(Line& line, bool has_payload) {
     store_fence();  // peers read `in` itself, which the program may have written by streamed stores
   }
   // Release: pairs with the acquire in is_signalled(); the slot's payload comes with it, or what
-  // was returned to peers' slots.
+  // was written to peers' slots, and so does what this rank has acquired before.
   line.run.store(first_run_ + static_cast<std::uint64_t>(run_), std::memory_order_release);
 }
 
