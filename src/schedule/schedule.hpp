@@ -150,10 +150,9 @@ struct Slot {
 /// the slots (windows), used in turn, so that a signal can be the number of the run: see verify.hpp
 /// for the rules of reuse. On hosts, the only peer that reads a slot may then write into it, and
 /// say so by a flag: what the slot's rank is to have (`returns`), or what it has made of what was
-/// there (`stays`). With Reach::attach, reads of peers'
-/// `in` remain; with Reach::push, the results of an allreduce or a reduce are written to peers'
-/// `out` by who folds them, once each of these peers has contributed, and so is in the call; with
-/// Reach::map, all that the direct form does.
+/// there (`stays`). With Reach::attach, reads of peers' `in` remain; with Reach::push, the results
+/// of an allreduce or a reduce are written to peers' `out` by who folds them, once each of these
+/// peers has contributed, and so is in the call; with Reach::map, all that the direct form does.
 struct Schedule {
   int chunks = 1;
   /// The vector is cut into chunks / parts, and each of these into so many: where the chunks of

@@ -120,7 +120,7 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
                                        std::string& why) {
   auto channel = std::unique_ptr<Channel>(new Channel(bootstrap, config));
   const auto size = static_cast<std::size_t>(channel->size_);
-  // Most algorithms need up to two lines per peer; two_shot_as_ring in Reduces of 5 ranks needs 20.
+  // Most algorithms need up to two lines per peer; two_shot_as_ring needs 20 in all, over 5.
   const Room room{2 * channel->size_ + 16, std::max(kSmallBytes, kSmallBytesPerRank * size)};
   channel->board_at_ = round_up(channel->lay_out(room), kCacheLine);
   std::shared_ptr<Segment> segment =
