@@ -695,7 +695,8 @@ std::vector<double> folded_in_rank_order(int size, std::size_t count) {
 /// Sums whose bits depend on the order, to be compared bit by bit.
 std::vector<double> awkward_sum(int size, std::size_t count, const Config& config,
                                 Collective collective, int root = 0, bool is_shared = false,
-                                const std::string& algorithm = "", bool has_data = false) {
+                                const std::string& algorithm = "", bool has_data = false,
+                                bool is_blocking = true) {
   std::vector<double> result;
   std::mutex mutex;
   const auto errors = run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
@@ -717,8 +718,15 @@ std::vector<double> awkward_sum(int size, std::size_t count, const Config& confi
     request.root = root;
     request.in = in.begin();
     request.out = out.begin();
+    if (!is_blocking) {
+      if (!communicator.open_background()) throw std::runtime_error("nothing can be posted");
+      request.form = Form::nonblocking;
+      Task task;
+      communicator.post(task, request);
+      communicator.wait(task);
+    }
     // That buffers lie in shared heaps is news at first.
-    for (int i = 0; i < (is_shared ? 100 : 1); ++i) communicator.run(request);
+    for (int i = 0; is_blocking && i < (is_shared ? 100 : 1); ++i) communicator.run(request);
     if (!algorithm.empty() && communicator.last_algorithm() != algorithm)
       throw std::runtime_error("by " + std::string(communicator.last_algorithm()));
     const std::lock_guard lock(mutex);
@@ -770,7 +778,7 @@ TEST(Communicator, OrderIsALeftFoldAndAllRanksAgreeBitByBit) {
 
 /// Vectors of long Reduces travel from rank to rank where each has a core, and are folded in the
 /// same order where buffers lie in memory that all have mapped.
-/// And whether or not each rank has a core.
+/// And whether or not each rank has a core, or waits at once.
 TEST(Communicator, LongVectorsHaveTheSameBitsWhereverBuffersLie) {
   static constexpr std::size_t kCount = 150000;
   const auto compare = [](Collective collective, int size, int root) {
@@ -786,6 +794,12 @@ TEST(Communicator, LongVectorsHaveTheSameBitsWhereverBuffersLie) {
     }
     EXPECT_TRUE(sum == bits(true, true, "mapped_two_shot_as_ring"))
         << name(collective) << ", " << size << " ranks, root " << root;
+    {
+      const test::ManyCores cores;
+      EXPECT_TRUE(sum == awkward_sum(size, kCount, Config{}, collective, root, false, "", false,
+                                     /*is_blocking=*/false))
+          << name(collective) << ", " << size << " ranks, root " << root;
+    }
     if (std::thread::hardware_concurrency() >= static_cast<unsigned>(size)) return;
     EXPECT_TRUE(sum == bits(false, false, "two_shot_as_ring"))
         << name(collective) << ", " << size << " ranks, root " << root;
