@@ -7,9 +7,15 @@
 //
 // How a point is measured (bench_measure.cpp):
 //   - All sides run interleaved: `repeats` times a batch of each; they take turns in going first.
-//   - Before every timed call stands a barrier of the MPI's own, for every collective and all
-//     sides, so that all see the same arrival pattern and no call overlaps the one before (a
-//     Reduce, or it would be the pipelining that is timed).
+//   - Before every timed call all ranks wait for each other, for every collective and all sides, so
+//     that all see the same arrival pattern and no call overlaps the one before (a Reduce, or it
+//     would be the pipelining that is timed). On one node they then start at a moment that the
+//     latest of them has named, by the clock that they share, since a barrier lets ranks go one
+//     after the other, and the time between would be part of every short call. (Hunold and
+//     Carpen-Amarie, Reproducible MPI Benchmarking Is Still Not as Easy as You Think, 2016, have
+//     windows on synchronised clocks for the same reason.) --start barrier: by the MPI's barrier.
+//   - With --burst that many calls follow each other in a row, and the time is theirs over their
+//     number: what IMB does.
 //   - A call's time is that of its slowest rank: the ranks' times are combined after the batch,
 //     never inside it.
 //   - A batch gives its median over calls. Nothing is subtracted; reading the clock costs all
@@ -21,7 +27,7 @@
 //   - Tributary: MPI_X on device pointers. NCCL: enqueue, and synchronise the stream. The MPI's
 //     own: PMPI_X with the copies between GPU and page-locked host memory that its users have to
 //     write, unless the MPI takes device pointers itself (--mpi-gpu-aware).
-//   - In stream mode what is timed, with a barrier before and a synchronisation after, is a burst
+//   - In stream mode what is timed, with a start before and a synchronisation after, is a burst
 //     of operations back to back on one stream; in graph mode, the replay of a graph of such a
 //     burst. Times are of one operation: the burst's over their number.
 #include <unistd.h>

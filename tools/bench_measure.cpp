@@ -81,7 +81,9 @@ void Measurement::begin(Collective collective) const {
             {"repeats", options_.repeats},
             {"batch_seconds", options_.batch_seconds},
             {"check", options_.check},
-            {"is_fresh", options_.is_fresh}};
+            {"is_fresh", options_.is_fresh},
+            {"start", trib::bench::name(starts_by_clock_ ? Start::clock : Start::barrier)},
+            {"burst", options_.burst}};
   line.update(setup_.description);
   say(line);
 }
@@ -135,25 +137,50 @@ std::size_t Measurement::wrong_now(const Call& call, const Pattern& expected) co
   return static_cast<std::size_t>(wrong[0]);
 }
 
+/// Until all ranks are here. Gives when this one goes on, or zero: it is too late for the moment
+/// that all were to go on at.
+double Measurement::line_up() {
+  if (!starts_by_clock_) {
+    world_.barrier();
+    return now();
+  }
+  const double start = world_.latest(now()) + lead_;
+  double time = now();
+  if (time > start) return 0;
+  while (time < start) time = now();
+  return time;
+}
+
 /// Seconds of each operation, of its slowest rank.
-std::vector<double> Measurement::batch(Side& side, const Call& call, long iterations) const {
+std::vector<double> Measurement::batch(Side& side, const Call& call, long iterations) {
+  /// Ranks that are late more often than that get more time.
+  constexpr double kMostLate = 0.02, kLongestLead = 1e-3;
+  const int in_a_row = is_on_stream(options_.mode) ? 1 : options_.burst;
+  double late = 0;
   std::vector<double> seconds(static_cast<std::size_t>(iterations));
   for (double& one : seconds) {
     if (options_.is_fresh) setup_.buffers->renew(call.count * trib::bytes(call.dtype));
-    world_.barrier();
-    const double start = now();
-    side.run(call);
+    double start = line_up();
+    if (start == 0) {
+      ++late;
+      start = now();
+    }
+    for (int i = 0; i < in_a_row; ++i) side.run(call);
     one = now() - start;
   }
+  seconds.push_back(late);
   world_.combine(seconds, MPI_MAX);
-  if (const int operations = side.operations(); operations > 1)
+  late = seconds.back();
+  seconds.pop_back();
+  if (late > kMostLate * static_cast<double>(iterations) && lead_ < kLongestLead) lead_ *= 2;
+  if (const int operations = side.operations() * in_a_row; operations > 1)
     for (double& one : seconds) one /= operations;
   side.verify();
   return seconds;
 }
 
-/// How many runs fill a batch, barriers included. The same on all ranks.
-long Measurement::fitting(Side& side, const Call& call) const {
+/// How many runs fill a batch, the start of each included. The same on all ranks.
+long Measurement::fitting(Side& side, const Call& call) {
   if (options_.iterations > 0) return options_.iterations;
   batch(side, call, 3);  // connections, mappings, page faults
   for (long calls = 2;; calls *= 4) {
@@ -170,8 +197,7 @@ long Measurement::fitting(Side& side, const Call& call) const {
 
 /// The first run, whose result nothing can have left in the buffer before, and how many to time.
 /// False: this side does not take part.
-bool Measurement::start(Timing& timing, const Call& call, const Pattern& expected,
-                        bool is_alone) const {
+bool Measurement::start(Timing& timing, const Call& call, const Pattern& expected, bool is_alone) {
   Side& side = *timing.side;
   try {
     side.prepare(call);

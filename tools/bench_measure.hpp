@@ -16,7 +16,11 @@ void say(const nlohmann::json& line);
 class Measurement {
  public:
   Measurement(const World& world, const Options& options, const Setup& setup)
-      : world_(world), options_(options), setup_(setup) {}
+      : world_(world),
+        options_(options),
+        setup_(setup),
+        starts_by_clock_(options.start == Start::clock && world.has_one_clock &&
+                         !world.is_oversubscribed) {}
 
   /// Prints a line that begins, one per size, and one that ends.
   void run(Collective collective);
@@ -28,9 +32,10 @@ class Measurement {
   Call call_of(Collective collective, std::size_t count) const;
   void measure(const Call& call);
   void tune(const Call& call);
-  bool start(Timing& timing, const Call& call, const Pattern& expected, bool is_alone) const;
-  long fitting(Side& side, const Call& call) const;
-  std::vector<double> batch(Side& side, const Call& call, long iterations) const;
+  bool start(Timing& timing, const Call& call, const Pattern& expected, bool is_alone);
+  long fitting(Side& side, const Call& call);
+  std::vector<double> batch(Side& side, const Call& call, long iterations);
+  double line_up();
   std::size_t wrong_now(const Call& call, const Pattern& expected) const;
   void note(const std::string& text);
 
@@ -38,6 +43,8 @@ class Measurement {
   const Options& options_;
   const Setup& setup_;
   std::vector<std::string> said_;  // notes that need not be repeated for every size
+  const bool starts_by_clock_;
+  double lead_ = 1e-6;  // seconds from when all ranks are there until they start
 };
 
 }  // namespace trib::bench

@@ -17,6 +17,7 @@ constexpr std::array<std::string_view, 4> kCollectives{"allreduce", "reduce", "r
 constexpr std::array<std::string_view, 2> kMemories{"host", "cuda"};
 constexpr std::array<std::string_view, 5> kModes{"blocking", "nonblocking", "persistent", "stream",
                                                  "graph"};
+constexpr std::array<std::string_view, 2> kStarts{"clock", "barrier"};
 
 // Enough that one synchronisation (about 8 us) does not show in the time of an operation; a graph
 // is captured and instantiated anew for every size.
@@ -129,10 +130,11 @@ void complete(Options& options, const std::optional<std::string>& compare) {
     throw std::invalid_argument("--overlap, --fresh: one or the other");
   if ((!options.tune.empty() || !options.ways.empty()) && options.mode != Mode::persistent)
     throw std::invalid_argument("--tune, --ways: with --mode persistent only");
-  if (is_mpi)
-    options.burst = 1;
-  else if (options.burst < 1)
-    options.burst = options.mode == Mode::stream ? kStreamBurst : kGraphBurst;
+  if (options.burst < 1)
+    options.burst = is_mpi ? 1 : options.mode == Mode::stream ? kStreamBurst : kGraphBurst;
+  if (is_mpi && options.burst > 1 && (options.is_fresh || options.overlap))
+    throw std::invalid_argument(
+        "--burst: calls in a row leave no time for --fresh or --overlap in between: 1");
   if (options.nccl.empty()) {
     const char* variable = std::getenv("TRIB_NCCL");
     options.nccl = {variable && *variable ? variable : "libnccl.so.2"};
@@ -146,6 +148,7 @@ std::string_view name(Collective collective) {
 }
 std::string_view name(Memory memory) { return kMemories[static_cast<std::size_t>(memory)]; }
 std::string_view name(Mode mode) { return kModes[static_cast<std::size_t>(mode)]; }
+std::string_view name(Start start) { return kStarts[static_cast<std::size_t>(start)]; }
 
 Options read_options(int argc, char** argv) {
   Options options;
@@ -179,6 +182,8 @@ Options read_options(int argc, char** argv) {
       options.memory = find_named<Memory, kMemories.size()>(option, value);
     else if (option == "--mode")
       options.mode = find_named<Mode, kModes.size()>(option, value);
+    else if (option == "--start")
+      options.start = find_named<Start, kStarts.size()>(option, value);
     else if (option == "--burst")
       options.burst = read_number(option, value, 1, kMost);
     else if (option == "--compare")

@@ -26,9 +26,16 @@ enum class Mode {
 };
 inline bool is_on_stream(Mode mode) { return mode == Mode::stream || mode == Mode::graph; }
 
+/// What ranks wait for before a call that is timed.
+enum class Start {
+  clock,    ///< a moment on the clock that they share, which lets all of them go at once
+  barrier,  ///< the MPI's, which lets them go one after the other
+};
+
 std::string_view name(Collective collective);
 std::string_view name(Memory memory);
 std::string_view name(Mode mode);
+std::string_view name(Start start);
 
 struct Options {
   std::vector<Collective> collectives;
@@ -44,11 +51,13 @@ struct Options {
 
   Memory memory = Memory::host;
   Mode mode = Mode::blocking;
-  int burst = 1;                  ///< operations per synchronisation; more than 1 on a stream only
-  bool compare_mpi = true;        ///< time the MPI's own, too
-  bool compare_intel = false;     ///< time the MPI's own on GPU buffers, beside copies by hand
-  bool compare_nccl = false;      ///< time NCCL, too
-  bool compare_blocking = false;  ///< time Tributary's blocking call, too
+  Start start = Start::clock;  ///< by the clock: where all ranks are on one node and have cores
+  /// Operations that are timed together: back to back on a stream, in a graph, or calls in a row.
+  int burst = 1;
+  bool compare_mpi = true;          ///< time the MPI's own, too
+  bool compare_intel = false;       ///< time the MPI's own on GPU buffers, beside copies by hand
+  bool compare_nccl = false;        ///< time NCCL, too
+  bool compare_blocking = false;    ///< time Tributary's blocking call, too
   bool compare_registered = false;  ///< on a stream: time Tributary with registered buffers, too
   /// Also time Tributary with these settings, VARIABLE=VALUE each, on communicators of their own.
   std::vector<std::string> compare_settings;

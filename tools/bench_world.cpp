@@ -27,6 +27,7 @@ World::World() {
   int is_any = 0;
   PMPI_Allreduce(&is_mine_oversubscribed, &is_any, 1, MPI_INT, MPI_MAX, comm);
   is_oversubscribed = is_any != 0;
+  has_one_clock = local_size == size;  // on all ranks, if on any
 }
 
 /// Where ranks share cores, waiting inside the MPI may cost a scheduler tick per message: test and
@@ -44,6 +45,12 @@ void World::barrier() const {
   MPI_Request request;
   PMPI_Ibarrier(comm, &request);
   complete(request);
+}
+
+double World::latest(double time) const {
+  double latest = time;
+  PMPI_Allreduce(&time, &latest, 1, MPI_DOUBLE, MPI_MAX, comm);
+  return latest;
 }
 
 void World::combine(std::vector<double>& values, MPI_Op op) const {

@@ -33,8 +33,11 @@ class World {
   int local_rank = 0, local_size = 1;  ///< on this node
   int cores = 1;                       ///< that the node's ranks may use together
   bool is_oversubscribed = false;      ///< more ranks than cores, on any node
+  bool has_one_clock = false;          ///< all ranks are on one node
 
   void barrier() const;
+  /// The latest of all ranks' times. Ranks leave it one after the other, as they leave a barrier.
+  double latest(double time) const;
   /// Every value becomes its reduction over all ranks.
   void combine(std::vector<double>& values, MPI_Op op) const;
   void broadcast(void* data, std::size_t bytes, int root) const;

@@ -23,6 +23,7 @@ COLLECTIVES = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")
 MEMORIES = ("host", "cuda")
 MODES = ("blocking", "nonblocking", "persistent", "stream", "graph")
 ON_STREAM = ("stream", "graph")
+STARTS = ("clock", "barrier")
 # For a launcher to end after its ranks.
 _PATIENCE_S = 20
 # What Tributary can be compared with. intel: Intel MPI on GPU buffers; blocking: its own blocking call; registered: its own call on a stream, with a
@@ -161,9 +162,15 @@ def compared_names(results: list[Result]) -> list[str]:
     return [name for name in COMPARED if name in there] + [n for n in there if n not in COMPARED]
 
 
-def data_text(dtype: str, op: str, is_fresh: bool) -> str:
-    """What is reduced, in words."""
-    return f"{dtype} {op}" + (", inputs written before each call" if is_fresh else "")
+def data_text(begin: dict[str, Any]) -> str:
+    """What is reduced, in words, and how calls follow each other where that is not as usual."""
+    burst = begin.get("burst", 1) if begin.get("mode") not in ON_STREAM else 1
+    return (
+        f"{begin['dtype']} {begin['op']}"
+        + (", inputs written before each call" if begin.get("is_fresh") else "")
+        + (f", {burst} calls in a row" if burst > 1 else "")
+        + (", started by barriers" if begin.get("start", "barrier") == "barrier" else "")
+    )
 
 
 @dataclass
@@ -185,7 +192,8 @@ class Job:
     settings: dict[str, str] = field(default_factory=dict)
     memory: str = "host"
     mode: str = "blocking"
-    burst: int | None = None  # operations per synchronisation; None: the native benchmark's choice
+    burst: int | None = None  # operations timed together; None: the native benchmark's choice
+    start: str = "clock"  # one of STARTS
     nccl: str | None = None  # its file; None: wherever it is found
     is_mpi_gpu_aware: bool = False
     tune: str = ""  # value of the info key trib_tune; then nothing is timed
@@ -211,12 +219,14 @@ class Job:
             words += ["--overlap", "1"]
         if self.is_fresh:
             words += ["--fresh", "1"]
+        if self.burst:
+            words += ["--burst", str(self.burst)]
+        if self.start != "clock":
+            words += ["--start", self.start]
         if self.ways:
             words += ["--ways", ",".join(self.ways)]
         if self.memory != "host":
             words += ["--mpi-gpu-aware", str(int(self.is_mpi_gpu_aware))]
-            if self.burst:
-                words += ["--burst", str(self.burst)]
             if "nccl" in self.compare.split(","):
                 words += ["--nccl", self.nccl or ":".join(nccl_files())]
         return words
@@ -455,6 +465,9 @@ def environment(measurement: Measurement) -> dict[str, Any]:
         "ranks": begin.get("ranks"),
         "dtype": begin.get("dtype"),
         "op": begin.get("op"),
+        "is_fresh": begin.get("is_fresh"),
+        "start": begin.get("start"),
+        "burst": begin.get("burst"),
         "repeats": begin.get("repeats"),
         "settings": {**tree.environment_settings(), **measurement.job.settings},
         "tuning_file": tuning_file if tuning_file and Path(tuning_file).is_file() else None,

@@ -184,7 +184,12 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--mode", "stream"): ("--mode stream", "--memory cuda"),
         ("allreduce", "--mpi-gpu-aware"): ("--mpi-gpu-aware", "--memory cuda"),
         ("allreduce", "--burst", "0"): ("--burst", "1 or more"),
-        ("allreduce", "--burst", "3"): ("--burst", "stream, graph"),
+        ("allreduce", "--burst", "3", "--fresh"): ("--burst", "--fresh"),
+        ("allreduce", "--mode", "persistent", "--burst", "3", "--overlap"): (
+            "--burst",
+            "--overlap",
+        ),
+        ("allreduce", "--start", "now"): ("--start", *bench.STARTS),
         ("allreduce", "--memory", "cuda", "--fresh"): ("--fresh", "--memory host"),
         ("allreduce", "--mode", "persistent", "--overlap", "--fresh"): ("--fresh", "--overlap"),
         ("allreduce", "--repeats", "3000000000"): ("--repeats", "2147483647"),
@@ -398,16 +403,18 @@ def test_a_small_measurement(name: str, trib: Trib, tmp_path: Path) -> None:
     status, out, error = trib(
         *("bench", "all", "-n", "2", "--mpi", name, "--sizes", "4,1K", "--repeats", "2"),
         *("--batch-ms", "2", "--json", data, "--plot", tmp_path / "x.png"),
-        *(["--fresh"] if name == "mpich" else []),
+        *(["--fresh"] if name == "mpich" else ["--burst", "3", "--start", "barrier"]),
     )
     assert status == 0, error
     assert ("inputs written before each call" in out) == (name == "mpich")
+    assert ("3 calls in a row, started by barriers" in out) == (name == "openmpi")
     assert (tmp_path / "x.png").stat().st_size > 5000
     document = json.loads(data.read_text())
     assert {"environment", "rows"} <= set(document)
-    assert {"processor", "cores", "mpi", "command", "date", "tributary"} <= set(
-        document["environment"]
-    )
+    where = document["environment"]
+    assert {"processor", "cores", "mpi", "command", "date", "tributary"} <= set(where)
+    assert where["start"] == ("barrier" if name == "openmpi" or where["cores"] < 2 else "clock")
+    assert where["burst"] == (3 if name == "openmpi" else 1)
     keys = [
         "collective",
         "library",
@@ -550,7 +557,7 @@ def _begin(**more: Any) -> dict[str, Any]:
         **{"type": "begin", "collective": "allreduce", "ranks": 4, "ranks_on_host": 4, "cores": 64},
         **{"is_oversubscribed": False, "host": "h", "mpi": "MPICH Version: 5.0.2\n"},
         **{"mpi_library": "/l/libmpi.so.12", "preload": "/l/libtributary_mpich.so"},
-        **{"dtype": "f32", "op": "sum", "root": 0, "repeats": 2},
+        **{"dtype": "f32", "op": "sum", "root": 0, "repeats": 2, "start": "clock"},
         **{"memory": "cuda", "mode": "blocking", "operations_per_sync": 1},
         **{"gpus": {"NVIDIA H200": 4}, "driver": "580.95.05", "cuda": "13.0"},
         **{"nccl": "2.28.9", "nccl_library": "/l/libnccl.so.2"},
@@ -744,9 +751,11 @@ def test_arguments_of_the_native_benchmark() -> None:
     assert "--memory" not in host and "--nccl" not in host and "--fresh" not in host
     fresh = bench.Job("allreduce", 2, [4], is_fresh=True)
     assert " ".join(fresh.arguments()).endswith("--fresh 1")
+    row = bench.Job("allreduce", 2, [4], burst=7, start="barrier")
+    assert " ".join(row.arguments()).endswith("--burst 7 --start barrier")
     job = bench.Job("allreduce", 2, [4], memory="cuda", mode="graph", burst=3, compare="nccl")
     words = " ".join(job.arguments())
-    assert "--memory cuda --mode graph" in words and "--burst 3 --nccl libnccl.so.2" in words
+    assert "--memory cuda --mode graph --burst 3" in words and "--nccl libnccl.so.2" in words
     job.nccl = "/opt/libnccl.so"
     assert " ".join(job.arguments()).endswith("--nccl /opt/libnccl.so")
 

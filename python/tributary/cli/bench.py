@@ -113,7 +113,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=arguments.positive,
         default=None,
-        help="operations per synchronisation, on a stream (default: 32) or in a graph (default: 8)",
+        help="operations that are timed together: on a stream (default: 32), in a graph (default: 8), or MPI calls in a row, as IMB does (default: 1)",
+    )
+    add(
+        "--start",
+        metavar="HOW",
+        default="clock",
+        help="what ranks wait for before a call: clock (default): all start at the same moment, where they are on one machine and have a core each; or barrier: the MPI's, which lets them go one after the other",
     )
     add(
         "--overlap",
@@ -264,10 +270,10 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         raise UserError("--fresh: inputs are written again in host memory only: --memory host")
     if parsed.fresh and parsed.overlap:
         raise UserError("--fresh, --overlap: one or the other")
-    if parsed.burst and parsed.mode not in bench.ON_STREAM:
-        raise UserError(
-            f"--burst: calls of --mode {parsed.mode} are timed one by one; it is for: {', '.join(bench.ON_STREAM)}"
-        )
+    _choice("--start", parsed.start, bench.STARTS)
+    for option, is_given in (("--fresh", parsed.fresh), ("--overlap", parsed.overlap)):
+        if is_given and (parsed.burst or 1) > 1:
+            raise UserError(f"--burst, {option}: one or the other")
     settings: dict[str, str] = {}
     if parsed.algorithm:
         names = tuple(row["name"] for row in info["algorithms"])
@@ -299,6 +305,7 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         memory=parsed.memory,
         mode=parsed.mode,
         burst=parsed.burst,
+        start=parsed.start,
         nccl=parsed.nccl,
         is_mpi_gpu_aware=parsed.mpi_gpu_aware,
         overlap=parsed.overlap,
@@ -462,8 +469,7 @@ def verdict(results: list[bench.Result]) -> str:
 
 
 def _job_text(begin: dict[str, Any]) -> str:
-    data = bench.data_text(begin["dtype"], begin["op"], begin.get("is_fresh", False))
-    text = f"{arguments.count_text(begin['ranks'], 'rank')}, {data}"
+    text = f"{arguments.count_text(begin['ranks'], 'rank')}, {bench.data_text(begin)}"
     if begin.get("memory", "host") == "host":
         return text
     mode = {
@@ -546,7 +552,7 @@ def draw(measurement: bench.Measurement, path: Path) -> None:
         bench.panels(measurement.results),
         path,
         f"{title}, {arguments.count_text(job.ranks, 'rank')}",
-        f"{place}; {bench.data_text(job.dtype, job.op, job.is_fresh)}; "
+        f"{place}; {bench.data_text(measurement.begin)}; "
         + ("same job, interleaved, " if there else "")
         + f"median of {job.repeats} repeats"
         + ("; band: their span" if there else ""),

@@ -180,7 +180,7 @@ def _draw(parsed: argparse.Namespace, jobs: list[Job], sizes: list[Size]) -> Non
         _panels(sizes),
         parsed.plot,
         f"Tributary and {len(jobs)} MPIs, {arguments.count_text(job.ranks, 'rank')}",
-        f"{where['processor']}, {where['cores']} cores; {bench.data_text(job.dtype, job.op, job.is_fresh)}; a job for each MPI, in which it and Tributary take turns, "
+        f"{where['processor']}, {where['cores']} cores; {bench.data_text(jobs[0].measurement.begin)}; a job for each MPI, in which it and Tributary take turns, "
         f"median of {job.repeats} repeats; band: their span",
         {one.name: one.title for one in jobs},
     )
@@ -228,8 +228,7 @@ def _report(console: Console, jobs: list[Job], sizes: list[Size]) -> None:
         if rows:
             title = bench.function_name(collective, measurement.job.mode)
             ranks = arguments.count_text(measurement.job.ranks, "rank")
-            asked = measurement.job
-            data = bench.data_text(asked.dtype, asked.op, asked.is_fresh)
+            data = bench.data_text(measurement.begin)
             output.print_figures(console, table(rows, jobs), f"{title}, {ranks}, {data}")
     for job in jobs:
         for note in job.measurement.notes:
