@@ -203,7 +203,8 @@ constexpr std::size_t kMostMapped = 2048 * MiB;
 // `trib bench COLLECTIVE --memory cuda`, in blocking calls, on streams and in graphs: 2 and 4 H200.
 // docs/results.md has the figures. Two GPUs again on 2026-11-24, where inboxes end and mappings and
 // copy engines begin: 2 H200 and 2 H100; and on 2026-11-26 Reduces from 2 MiB on that are not on a
-// stream, reduce_scatters of 64 MiB and, over 4 GPUs, Reduces of 1 GiB, by kernels: H100.
+// stream, reduce_scatters of 64 MiB and, over 4 GPUs, Reduces of 1 GiB, by kernels: H100; what is
+// longer than 64 KiB and goes by packets over 3 and 4 GPUs: H200.
 // `ordered_chain` has no row: it takes as long as what is there. A single GPU hands nothing over,
 // so packets are of no use there: 2, 4 and 16 ranks on one H200, 2026-11-24.
 // clang-format off
@@ -214,6 +215,7 @@ constexpr DeviceRow kDevice[] = {
     {2,    16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {2,    8192 * KiB, "two_shot", false, 132, 32 * KiB},
+    {4,    192 * KiB,  "one_shot", true,  132, 512},
     {kAny, 64 * KiB,   "one_shot", true,  132, 512},
     {kAny, 4096 * KiB, "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {kAny, 8192 * KiB, "two_shot", false, 132, 16 * KiB, Engine::kernel, Reach::push},
@@ -243,6 +245,7 @@ constexpr DeviceRow kDeviceReduce[] = {
     {2,    128 * MiB,  "one_shot", false, 132, 128 * KiB},
     {2,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
     {2,    kAll,       "one_shot", false, 132, 128 * KiB},
+    {4,    192 * KiB,  "one_shot", true,  132, 512},
     {kAny, 64 * KiB,   "one_shot", true,  132, 512},
     {kAny, 16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {4,    256 * KiB,  "one_shot", false, 132, 8 * KiB},
