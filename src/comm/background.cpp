@@ -503,7 +503,24 @@ DeviceChannel* Background::device_of(const Task& task) const {
 void Background::start(Task& task) {
   const std::lock_guard lock(lock_);
   if (has_failed()) throw Error(Code::unusable, failure_);
-  enqueue(task, *task.lane_);
+  Lane& lane = *task.lane_;
+  // A short one that is waited for at once is mostly through before anyone could ask for it, and
+  // then it was never under way.
+  if (task.is_waited_for_at_once_ && lane.first == nullptr && !group_.is_crowded &&
+      !group_.config.stats && task.bytes_ < kHandedOver && relaunch(lane, task)) {
+    last_started_.store(&task, std::memory_order_relaxed);
+    bool is_done = false;
+    try {
+      is_done = lane.operation->advance_one_pass(kPollsOfStart);
+    } catch (const std::exception&) {
+      // What comes of it is seen below, where it is under way.
+    }
+    if (is_done) {
+      lane.operation = nullptr;
+      return;
+    }
+  }
+  enqueue(task, lane);
 }
 
 /// From here on it is under way.

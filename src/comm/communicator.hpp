@@ -137,6 +137,15 @@ class Communicator {
   void fetch(Task& task);
   /// Until `task` is done. Throws Error if it failed.
   void wait(Task& task);
+  /// Does what wait() does, if `task` is done and its result is where it belongs. False: it may not
+  /// be.
+  bool ends_at_once(Task& task) {
+    if (!task.is_done() || task.error_ || task.meets_ || !background_ ||
+        task.in_ != task.request_.in || task.out_ != task.request_.out)
+      return false;
+    task.is_waited_for_at_once_ = background_->is_last_started(task);
+    return true;
+  }
   /// `task`, which prepare() made and which is not under way, ends here.
   void dismiss(std::unique_ptr<Task> task);
 

@@ -594,6 +594,10 @@ int test(MPI_Request* request, int* flag, MPI_Status* status) {
 
 int wait(MPI_Request* request, MPI_Status* status) {
   if (Handle* const handle = find_task(request)) {
+    // Mostly MPI_Start has seen it through.
+    if (handle->is_active && handle->persistent &&
+        handle->communicator->ends_at_once(*handle->persistent))
+      handle->is_active = false;
     if (handle->is_active) return wait_for_ours(*handle, *request, status);
     set_empty(status);
     return MPI_SUCCESS;
