@@ -123,15 +123,16 @@ int trib_comm_size(const trib_comm* comm);
  * passed it. Buffers: anything that the rank's GPU can reach (cudaMalloc, pools, managed, pinned
  * host memory), each element aligned to its size; one that has no elements on a rank is ignored
  * there. `in` == `out` reduces in place; otherwise the two do not overlap. A call has no more than
- * 2^32 - 1 elements, all ranks' parts together. Ranks enqueue the same calls on a communicator in
- * the same order, and those of several communicators in one order, whichever threads make them: a
- * kernel may take all of a GPU while it waits for its peers, and two that are first on one GPU each
- * would keep each other out. So calls run one after the other on a GPU, in the order in which they
- * were enqueued, whatever communicators and streams they are for and whatever else these hold. May
- * be captured into a CUDA graph and replayed; all ranks then replay alike. What graphs replay has
- * no place in that order: the program sees to it that no other call, of whatever communicator, is
- * under way beside it, and that branches of a graph which may run side by side do not both hold
- * calls. Errors that show at once are returned; those of the device or of peers by trib_comm_query.
+ * 2^32 - 2^17 - 1 elements, all ranks' parts together. Ranks enqueue the same calls on a
+ * communicator in the same order, and those of several communicators in one order, whichever
+ * threads make them: a kernel may take all of a GPU while it waits for its peers, and two that are
+ * first on one GPU each would keep each other out. So calls run one after the other on a GPU, in
+ * the order in which they were enqueued, whatever communicators and streams they are for and
+ * whatever else these hold. May be captured into a CUDA graph and replayed; all ranks then replay
+ * alike. What graphs replay has no place in that order: the program sees to it that no other call,
+ * of whatever communicator, is under way beside it, and that branches of a graph which may run side
+ * by side do not both hold calls. Errors that show at once are returned; those of the device or of
+ * peers by trib_comm_query.
  *
  * All ranks receive the same bits, and the same in every run on the same layout. */
 

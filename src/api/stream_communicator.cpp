@@ -206,8 +206,8 @@ StreamCommunicator::Work StreamCommunicator::work_of(const Call& call) {
   Signature& signature = work.arguments.signature;
   signature = signature_of(call, counts, total);
   if (total == 0) return work;
-  // Kernels count a chunk's elements in 32 bits.
-  if (total > UINT32_MAX) throw Error(Code::argument, "more than 2^32 - 1 elements in one call");
+  if (total > kMostElements)
+    throw Error(Code::argument, "more than 2^32 - 2^17 - 1 elements in one call");
   std::uint64_t place = 0;
   work.mapped = find_registered(call, total * bytes(call.dtype), place);
   Signature made = signature;

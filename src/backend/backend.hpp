@@ -124,6 +124,10 @@ inline constexpr std::size_t kShownBlocks = 64;
 /// Bytes that kernels move at a time: they are quicker with buffers that are aligned to it.
 inline constexpr std::size_t kDeviceUnit = 16;
 
+/// Elements of a vector that kernels reduce: they count a chunk's in 32 bits, in steps of all their
+/// threads' together.
+inline constexpr std::uint64_t kMostElements = UINT32_MAX - (1u << 17);
+
 /// What ranks may meet for before calls.
 enum class Occasion : std::uint8_t {
   devices,  ///< some use a device: before every call

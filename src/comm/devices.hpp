@@ -48,10 +48,6 @@ class DeviceCall {
   bool is_under_way_ = false, is_first_ = false;
 };
 
-/// Elements of a vector that kernels reduce: they count a chunk's in 32 bits, in steps of all their
-/// threads' together.
-inline constexpr std::uint64_t kMostElements = UINT32_MAX - (1u << 17);
-
 /// Allocations that cards have named by their numbers, in the calls on one channel: the same on all
 /// ranks, which read the same cards in the same order.
 class NamedBlocks {
