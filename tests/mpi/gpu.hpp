@@ -200,6 +200,32 @@ inline void skip_without_gpu_each() {
     skip(std::to_string(world_size()) + " ranks need as many GPUs, here are " +
          std::to_string(Gpu::get().count()));
 }
+/// Whether kernels serve blocking reductions of GPU buffers: each rank has a GPU of its own, and
+/// nothing sends them through host memory.
+inline bool has_kernels() {
+  const char* const device = std::getenv("TRIB_DEVICE");
+  return world_size() > 1 && std::getenv("TEST_DEVICE") == nullptr &&
+         (device == nullptr || std::strcmp(device, "off") != 0) && has_gpu_each();
+}
+inline bool was_staged(MPI_Comm comm) { return last_algorithm(comm).rfind("staged_", 0) == 0; }
+/// Blocking calls that kernels should serve, if there are any.
+class KernelCalls {
+ public:
+  /// The last call on `comm` is one.
+  void note(MPI_Comm comm) {
+    ++calls_;
+    if (was_staged(comm)) ++staged_;
+  }
+  /// Some may be staged, until ranks know of each other's GPUs and buffers.
+  void check() const {
+    if (calls_ == 0 || !has_kernels()) return;
+    CHECK(staged_ * 10 <= calls_, "%ld of %ld calls went through host memory", staged_, calls_);
+  }
+
+ private:
+  long calls_ = 0, staged_ = 0;
+};
+
 /// The order in which contributions are added up, of blocking calls at least: those of each of
 /// these groups by themselves, and then these sums. One rank each, but where ranks share one of
 /// several GPUs.
@@ -230,3 +256,69 @@ auto sum_in_groups(const std::vector<std::vector<int>>& groups, const Value& val
   }
   return total;
 }
+
+/// Whether each rank's GPU has room for all ranks' buffers, of `bytes` each, and for what Tributary
+/// takes of it.
+inline bool has_room(std::size_t bytes) {
+  std::size_t now = 0, all = 0;
+  CHECK(Gpu::get().call("cuMemGetInfo_v2", &now, &all) == 0, "");
+  const std::size_t room = (std::size_t{2} << 30) + bytes * static_cast<std::size_t>(world_size());
+  int mine = now > room ? 1 : 0, everywhere = 0;
+  CHECK(MPI_Allreduce(&mine, &everywhere, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD) == MPI_SUCCESS, "");
+  if (everywhere == 0 && world_rank() == 0)
+    std::printf("skipped: %zu MiB of each rank do not fit on a GPU\n", bytes >> 20);
+  return everywhere != 0;
+}
+
+/// Vectors of more than 2^31 bytes, in pieces of a pattern whose length is prime: what lies a power
+/// of two off is something else.
+class ManyBytes {
+ public:
+  explicit ManyBytes(std::size_t bytes)
+      : bytes_(bytes), data_(static_cast<std::uint8_t*>(Gpu::get().allocate(bytes))) {}
+  ~ManyBytes() { Gpu::get().free(data_); }
+  ManyBytes(const ManyBytes&) = delete;
+  ManyBytes& operator=(const ManyBytes&) = delete;
+
+  std::uint8_t* data() const { return data_; }
+  void fill(const std::vector<std::uint8_t>& pattern) {
+    for (std::size_t at = 0; at < bytes_; at += kPattern)
+      Gpu::get().copy(data_ + at, pattern.data(), std::min(kPattern, bytes_ - at));
+  }
+  /// Whether the first `bytes` are those of the pattern from `first` on.
+  void expect(const std::vector<std::uint8_t>& pattern, std::size_t first, std::size_t bytes,
+              const char* what) const {
+    std::vector<std::uint8_t> found(kPattern);
+    for (std::size_t at = 0, piece = 0; at < bytes; at += piece) {
+      const std::size_t place = (first + at) % kPattern;
+      piece = std::min(kPattern - place, bytes - at);
+      Gpu::get().copy(found.data(), data_ + at, piece);
+      const auto wrong = std::mismatch(found.begin(), found.begin() + static_cast<long>(piece),
+                                       pattern.begin() + static_cast<long>(place));
+      const auto right = static_cast<std::size_t>(wrong.first - found.begin());
+      CHECK(right == piece, "%s: byte %zu is %d, not %d", what, at + right, *wrong.first,
+            *wrong.second);
+    }
+  }
+
+  static std::vector<std::uint8_t> pattern_of(int r) {
+    std::vector<std::uint8_t> values(kPattern);
+    for (std::size_t i = 0; i < kPattern; ++i)
+      values[i] = static_cast<std::uint8_t>(i * 2654435761u >> (8 + r % 8));
+    return values;
+  }
+  /// Of all ranks' patterns together, by MPI_BXOR.
+  static std::vector<std::uint8_t> pattern_of_all() {
+    std::vector<std::uint8_t> all(kPattern);
+    for (int r = 0; r < world_size(); ++r) {
+      const std::vector<std::uint8_t> values = pattern_of(r);
+      for (std::size_t i = 0; i < kPattern; ++i) all[i] ^= values[i];
+    }
+    return all;
+  }
+  static constexpr std::size_t kPattern = 16777213;
+
+ private:
+  std::size_t bytes_;
+  std::uint8_t* data_;
+};

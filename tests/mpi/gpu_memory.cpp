@@ -5,7 +5,9 @@
 // are its parts with 10,000 allocations and with more than 2^31 elements.
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.hpp"
@@ -14,6 +16,7 @@
 namespace {
 
 int rank, size;
+KernelCalls kernel_calls;
 
 float value(int r, std::size_t i, int round) {
   return static_cast<float>(
@@ -34,6 +37,7 @@ void reduce(float* data, std::size_t count, int round, const char* what) {
                       MPI_COMM_WORLD) == MPI_SUCCESS,
         "%s", what);
   if (size > 1) CHECK(was_served(MPI_COMM_WORLD), "%s: left to the MPI", what);
+  kernel_calls.note(MPI_COMM_WORLD);
   Gpu::get().copy(host.data(), data, count * 4);
   for (std::size_t i = 0; i < count; ++i)
     CHECK(host[i] == sum(i, round), "%s: element %zu of %zu, round %d: %g", what, i, count, round,
@@ -121,80 +125,21 @@ void numbers() {
   MPI_Comm_free(&comm);
 }
 
-/// Whether each rank's GPU has room for all ranks' buffers, of `bytes` each, and for what Tributary
-/// takes of it.
-bool has_room(std::size_t bytes) {
-  std::size_t now = 0, all = 0;
-  CHECK(Gpu::get().call("cuMemGetInfo_v2", &now, &all) == 0, "");
-  const std::size_t room = (std::size_t{2} << 30) + bytes * static_cast<std::size_t>(size);
-  int mine = now > room ? 1 : 0, everywhere = 0;
-  CHECK(MPI_Allreduce(&mine, &everywhere, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD) == MPI_SUCCESS, "");
-  if (everywhere == 0 && rank == 0)
-    std::printf("skipped: %zu MiB of each rank do not fit on a GPU\n", bytes >> 20);
-  return everywhere != 0;
-}
-
 #if MPI_VERSION >= 4
-/// Vectors of more than 2^31 bytes, in pieces of a pattern whose length is prime: what lies a power
-/// of two off is something else.
-class ManyBytes {
- public:
-  explicit ManyBytes(std::size_t bytes)
-      : bytes_(bytes), data_(static_cast<std::uint8_t*>(Gpu::get().allocate(bytes))) {}
-  ~ManyBytes() { Gpu::get().free(data_); }
-  ManyBytes(const ManyBytes&) = delete;
-  ManyBytes& operator=(const ManyBytes&) = delete;
-
-  std::uint8_t* data() const { return data_; }
-  void fill(const std::vector<std::uint8_t>& pattern) {
-    for (std::size_t at = 0; at < bytes_; at += kPattern)
-      Gpu::get().copy(data_ + at, pattern.data(), std::min(kPattern, bytes_ - at));
-  }
-  /// Whether the first `bytes` are those of the pattern from `first` on.
-  void expect(const std::vector<std::uint8_t>& pattern, std::size_t first, std::size_t bytes,
-              const char* what) const {
-    std::vector<std::uint8_t> found(kPattern);
-    for (std::size_t at = 0, piece = 0; at < bytes; at += piece) {
-      const std::size_t place = (first + at) % kPattern;
-      piece = std::min(kPattern - place, bytes - at);
-      Gpu::get().copy(found.data(), data_ + at, piece);
-      const auto wrong = std::mismatch(found.begin(), found.begin() + static_cast<long>(piece),
-                                       pattern.begin() + static_cast<long>(place));
-      const auto right = static_cast<std::size_t>(wrong.first - found.begin());
-      CHECK(right == piece, "%s: byte %zu is %d, not %d", what, at + right, *wrong.first,
-            *wrong.second);
-    }
-  }
-
-  static std::vector<std::uint8_t> pattern_of(int r) {
-    std::vector<std::uint8_t> values(kPattern);
-    for (std::size_t i = 0; i < kPattern; ++i)
-      values[i] = static_cast<std::uint8_t>(i * 2654435761u >> (8 + r % 8));
-    return values;
-  }
-  static constexpr std::size_t kPattern = 16777213;
-
- private:
-  std::size_t bytes_;
-  std::uint8_t* data_;
-};
-
 /// More than 2^31 elements of one byte: an allreduce in place, Reduces to the first and, in place,
-/// to the last rank, and reduce_scatters, of parts of which the last ends beyond 2^31.
+/// to the last rank, and reduce_scatters, of equal parts of which the last ends beyond 2^31 and of
+/// others.
 void more_than_2_to_the_31() {
   const std::size_t part = (std::size_t{1} << 31) / static_cast<std::size_t>(size) + 24;
   const std::size_t bytes = part * static_cast<std::size_t>(size);
   if (!has_room(2 * bytes)) return;
   const auto count = static_cast<MPI_Count>(bytes);
   const std::vector<std::uint8_t> mine = ManyBytes::pattern_of(rank);
-  std::vector<std::uint8_t> all(ManyBytes::kPattern);
-  for (int r = 0; r < size; ++r) {
-    const std::vector<std::uint8_t> values = ManyBytes::pattern_of(r);
-    for (std::size_t i = 0; i < all.size(); ++i) all[i] ^= values[i];
-  }
+  const std::vector<std::uint8_t> all = ManyBytes::pattern_of_all();
   const auto check = [](int status, const char* what) {
     CHECK(status == MPI_SUCCESS, "%s: %s", what, error_text(status).c_str());
     if (size > 1) CHECK(was_served(MPI_COMM_WORLD), "%s: left to the MPI", what);
+    if (has_kernels()) CHECK(!was_staged(MPI_COMM_WORLD), "%s: through host memory", what);
     if (rank == 0)
       std::printf("%s: %s\n", what, size > 1 ? last_algorithm(MPI_COMM_WORLD).c_str() : "alone");
   };
@@ -212,11 +157,32 @@ void more_than_2_to_the_31() {
   if (rank == 0) out.expect(all, 0, bytes, "MPI_Reduce_c");
   in.expect(mine, 0, bytes, "the input of MPI_Reduce_c");
 
+  out.fill(mine);  // what is there must not pass for the result
   check(MPI_Reduce_scatter_block_c(in.data(), out.data(), static_cast<MPI_Count>(part),
                                    MPI_UNSIGNED_CHAR, MPI_BXOR, MPI_COMM_WORLD),
         "MPI_Reduce_scatter_block_c of more than 2^31 elements");
   out.expect(all, part * static_cast<std::size_t>(rank), part, "MPI_Reduce_scatter_block_c");
   in.expect(mine, 0, bytes, "the input of MPI_Reduce_scatter_block_c");
+
+  // What the first rank gets, and all others but the last: parts that differ and begin at odd
+  // places, and some that begin beyond 2^31.
+  using Division = std::pair<std::size_t, std::size_t>;
+  for (const auto& [head, middle] :
+       {Division(part / 2 + 1, part), Division((std::size_t{1} << 31) + 1, 24)}) {
+    if (size == 1) break;
+    std::vector<MPI_Count> counts(static_cast<std::size_t>(size), static_cast<MPI_Count>(middle));
+    counts.front() = static_cast<MPI_Count>(head);
+    counts.back() = count - static_cast<MPI_Count>(head + middle * (counts.size() - 2));
+    const auto first = static_cast<std::size_t>(
+        std::accumulate(counts.begin(), counts.begin() + rank, MPI_Count{0}));
+    out.fill(mine);
+    check(MPI_Reduce_scatter_c(in.data(), out.data(), counts.data(), MPI_UNSIGNED_CHAR, MPI_BXOR,
+                               MPI_COMM_WORLD),
+          "MPI_Reduce_scatter_c of more than 2^31 elements");
+    out.expect(all, first, static_cast<std::size_t>(counts[static_cast<std::size_t>(rank)]),
+               "MPI_Reduce_scatter_c");
+  }
+  in.expect(mine, 0, bytes, "the input of MPI_Reduce_scatter_c");
 
   const bool is_root = rank == size - 1;
   check(MPI_Reduce_c(is_root ? MPI_IN_PLACE : in.data(), is_root ? in.data() : nullptr, count,
@@ -255,6 +221,7 @@ int main(int argc, char** argv) {
       virtual_memory();
       numbers();
     }
+    kernel_calls.check();
   }
   if (how == "thorough" || how == "huge") huge();
   if (rank == 0) std::printf("memory of all kinds checked\n");

@@ -3,12 +3,15 @@
 // persistent and stream-ordered ones, of all collectives, in place and not, aligned and not, on two
 // communicators; sums of 64-bit integers, and of floats that round. Bit by bit against a left fold,
 // over the ranks of each GPU and then over the GPUs: short ones all, of long ones some. Argument:
-// the number of calls.
+// the number of calls. With TEST_DISTURB ranks meet with random delays.
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "check.hpp"
@@ -35,6 +38,7 @@ MPI_Comm comms[kCommunicators];
 trib_comm* stream_comms[kCommunicators] = {};
 void* streams[2] = {};
 long calls = 0, checked = 0, long_ones = 0;
+KernelCalls kernel_calls;
 std::uint64_t checksum = 0xcbf29ce484222325u;
 
 std::uint64_t scramble(std::uint64_t x) {
@@ -392,6 +396,38 @@ void warm_up(const Room& room) {
   }
 }
 
+/// Sometimes lets others go ahead.
+void delay() {
+  using Clock = std::chrono::steady_clock;
+  thread_local std::minstd_rand random(
+      static_cast<unsigned>(Clock::now().time_since_epoch().count()));
+  const auto dice = random();
+  if (dice % 16 != 0) return;
+  const auto end = Clock::now() + std::chrono::nanoseconds(dice / 16 % 20000);
+  while (Clock::now() < end) {
+  }
+}
+
+/// What the option TRIB_DISTURB does to kernels, for the host backend: before ranks say that they
+/// have come to a call, and before they look for the others. Only the module itself can be told.
+void disturb_meetings() {
+  const int one = 1;
+  int all = 0;  // the first reduction has the module loaded
+  CHECK(MPI_Allreduce(&one, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD) == MPI_SUCCESS, "");
+  Dl_info core{};
+  void* const function = dlsym(RTLD_DEFAULT, "trib_comm_create");
+  CHECK(function != nullptr && dladdr(function, &core) != 0,
+        "TEST_DISTURB is set, and Tributary is not preloaded");
+  const std::string file =
+      std::filesystem::absolute(core.dli_fname).parent_path() / "trib_backend_host.so";
+  void* const module = dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  CHECK(module != nullptr, "TEST_DISTURB is set, and %s is not loaded", file.c_str());
+  void* const set = dlsym(module, "trib_backend_host_disturb");
+  CHECK(set != nullptr, "TEST_DISTURB is set, and %s cannot be told", file.c_str());
+  reinterpret_cast<void (*)(void (*)())>(set)(&delay);
+  if (rank == 0) std::printf("random delays where ranks meet\n");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -410,6 +446,7 @@ int main(int argc, char** argv) {
   }
   for (void*& stream : streams)
     CHECK(Gpu::get().call("cuStreamCreate", &stream, 1u) == 0, "no stream");
+  if (std::getenv("TEST_DISTURB") != nullptr) disturb_meetings();
   const std::vector<Room> rooms(kInFlight), rooms_of_requests(kRequests);
   warm_up(rooms[0]);
   std::vector<Call> prepared;
@@ -419,6 +456,7 @@ int main(int argc, char** argv) {
       Call call = make(blocking, rooms[static_cast<std::size_t>(choose(kInFlight))]);
       fill(call);
       block(call);
+      kernel_calls.note(comms[call.which]);
       check(call);
     } else if (kind < 6) {
       several_nonblocking(rooms);
@@ -430,6 +468,7 @@ int main(int argc, char** argv) {
       several_on_streams(rooms);
     }
   }
+  kernel_calls.check();
   for (Call& call : prepared) MPI_Request_free(&call.request);
   for (int i = 0; i < kCommunicators; ++i) {
     if (has_streams)

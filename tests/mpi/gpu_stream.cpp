@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The stream-ordered C API: sums of every collective against what they should be, back to back, on
 // changing streams, in every type, and as a CUDA graph that is replayed; errors; abort.
-// gpu_stream_requests.cpp has the persistent form.
+// gpu_stream_requests.cpp has the persistent form. "thorough" has more replays, and more than 2^31
+// elements, which takes 5 GiB of each rank.
 #include <bit>
 #include <cstring>
 #include <memory>
@@ -255,6 +256,35 @@ void back_to_back(trib_comm* comm) {
   expect(data, 0, kCount, 0, "back to back");
 }
 
+/// More than 2^31 elements: an allreduce, and a Reduce to the last rank, in place there.
+void more_than_2_to_the_31(trib_comm* comm) {
+  constexpr std::size_t kCount = (std::size_t{1} << 31) + 24;
+  if (!has_room(2 * kCount)) return;
+  const std::vector<std::uint8_t> mine = ManyBytes::pattern_of(rank);
+  const std::vector<std::uint8_t> all = ManyBytes::pattern_of_all();
+  Stream stream;
+  ManyBytes in(kCount), out(kCount);
+  in.fill(mine);
+  out.fill(mine);
+  CHECK(Gpu::get().call("cuStreamSynchronize", static_cast<void*>(nullptr)) == 0, "copy");
+  CHECK(API(trib_allreduce)(in.data(), out.data(), kCount, TRIB_UINT8, TRIB_BXOR, comm,
+                            stream.handle) == TRIB_SUCCESS,
+        "%s", last_error().c_str());
+  stream.wait();
+  out.expect(all, 0, kCount, "trib_allreduce");
+  in.expect(mine, 0, kCount, "the input of trib_allreduce");
+
+  const bool is_root = rank == size - 1;
+  CHECK(API(trib_reduce)(in.data(), is_root ? in.data() : nullptr, kCount, TRIB_UINT8, TRIB_BXOR,
+                         size - 1, comm, stream.handle) == TRIB_SUCCESS,
+        "%s", last_error().c_str());
+  stream.wait();
+  in.expect(is_root ? all : mine, 0, kCount, "trib_reduce");
+  trib_result found = TRIB_ERROR_INTERNAL;
+  CHECK(API(trib_comm_query)(comm, &found) == TRIB_SUCCESS && found == TRIB_SUCCESS, "%s",
+        last_error().c_str());
+}
+
 void graph(trib_comm* comm, int replays) {
   Gpu& gpu = Gpu::get();
   Stream stream;
@@ -407,6 +437,19 @@ void errors(trib_comm* comm) {
   CHECK(API(trib_allreduce)(nothing, nothing, 0, TRIB_FLOAT32, TRIB_SUM, comm, nullptr) ==
             TRIB_SUCCESS,
         "%s", last_error().c_str());
+  if (size > 1) {  // tributary.h: no more than that many elements, all ranks' parts together
+    char byte = 0;
+    const std::size_t many = (std::size_t{1} << 32) - (1u << 17),
+                      part = many / static_cast<std::size_t>(size) + 1;
+    CHECK(API(trib_allreduce)(&byte, &byte, many, TRIB_UINT8, TRIB_BXOR, comm, nullptr) ==
+              TRIB_ERROR_ARGUMENT,
+          "%zu elements", many);
+    CHECK(API(trib_reduce_scatter_block)(&byte, &byte, part, TRIB_UINT8, TRIB_BXOR, comm,
+                                         nullptr) == TRIB_ERROR_ARGUMENT,
+          "%zu elements for each rank", part);
+    CHECK(last_error() == "more than 2^32 - 2^17 - 1 elements in one call", "%s",
+          last_error().c_str());
+  }
   trib_result found = TRIB_ERROR_INTERNAL;
   CHECK(API(trib_comm_query)(comm, &found) == TRIB_SUCCESS && found == TRIB_SUCCESS, "%s",
         last_error().c_str());
@@ -516,6 +559,10 @@ int main(int argc, char** argv) {
   passed("every type with every operator");
   back_to_back(comm);
   passed("back to back on two streams");
+  if (is_long) {
+    more_than_2_to_the_31(comm);
+    passed("more than 2^31 elements");
+  }
   if (has_graphs()) {
     graph(comm, is_long ? 1000 : 200);
     passed("a graph, replayed");
