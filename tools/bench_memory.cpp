@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "base/pages.hpp"
 #include "bench_cuda.hpp"
 #include "pattern.hpp"
 
@@ -15,6 +14,7 @@ namespace trib::bench {
 namespace {
 
 constexpr int kPoison = 0xa5;
+constexpr std::size_t kCacheLine = 64;
 
 struct Free {
   void operator()(void* memory) const { std::free(memory); }
@@ -39,7 +39,10 @@ class HostBuffers : public Buffers {
   void* in() const override { return in_.get(); }
   void* out() const override { return out_.get(); }
   void fill(const Pattern& pattern, std::size_t count) override { pattern.fill(in_.get(), count); }
-  void renew(std::size_t bytes) override { write_again(in_.get(), bytes); }
+  void renew(std::size_t bytes) override {
+    volatile auto* const begin = static_cast<unsigned char*>(in_.get());
+    for (std::size_t at = 0; at < bytes; at += kCacheLine) begin[at] = begin[at];
+  }
   void poison(std::size_t bytes) override { std::memset(out_.get(), kPoison, bytes); }
   std::size_t count_wrong(const Pattern& expected, Part part) override {
     return expected.count_wrong(out_.get(), part.first, part.count);

@@ -212,7 +212,6 @@ def check(finding: Finding, job: bench.Job) -> Check:
     job.ways = ("default", *keys)
     job.collective, job.sizes = finding.collective, [finding.bytes]
     job.settings["TRIB_DETERMINISM"] = finding.determinism  # whose findings are used
-    job.is_fresh = finding.place != "device"  # as tuning does
     if finding.place == "device":  # as it was tuned: without kernels that linger, or map buffers
         job.settings |= {"TRIB_RESIDENT": "0", "TRIB_MAP": "off"}
     rows = [r for r in bench.lines(job, bench.Measurement(job)) if r["type"] == "row"]

@@ -22,12 +22,4 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) {
   return (value + to - 1) / to * to;
 }
 
-/// Stores what is there once more in each line of `memory`, as a program does that computes its
-/// next input: copies that other processors had of it are no good any more.
-inline void write_again(void* memory, std::size_t bytes) {
-  constexpr std::size_t kLine = 64;
-  auto* const begin = static_cast<volatile unsigned char*>(memory);
-  for (std::size_t at = 0; at < bytes; at += kLine) begin[at] = begin[at];
-}
-
 }  // namespace trib

@@ -16,7 +16,6 @@
 #include <utility>
 
 #include "base/log.hpp"
-#include "base/pages.hpp"
 #include "comm/cut.hpp"
 #include "comm/plans.hpp"
 #include "tune/measure.hpp"
@@ -195,7 +194,6 @@ class Tuner {
       path.arguments.out = request_.out != nullptr ? out_->get() : nullptr;
     }
     for (double& seconds : samples) {
-      if (route_ == Route::host) write_again(in_->get(), plan_->bytes);
       call(*gate_, *gate_plan_);  // all ranks have come when this is done
       const auto start = Clock::now();
       call(path, *plan_);
