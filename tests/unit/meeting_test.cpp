@@ -58,6 +58,34 @@ TEST(Meeting, DisagreementIsNoticed) {
     EXPECT_NE(error.find("ranks disagree"), std::string::npos) << error;
 }
 
+/// A peer that is further on, for one that looks at it again and again without getting anywhere: it
+/// is taken for one that made other calls where it did, or where its record is gone, not where its
+/// record says that it made this one.
+TEST(Meeting, APeerThatIsAheadIsNoSuspectIfItMadeTheSameCall) {
+  constexpr std::uint64_t kCalls = 20;
+  for (const std::uint64_t ahead : {1, 5, 12})
+    for (const bool is_other : {false, true}) {
+      const auto errors = test::run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+        std::string why;
+        const auto channel = host_backend().open(*bootstrap, Config{}, why);
+        if (!channel) throw std::runtime_error(why);
+        const std::uint64_t calls = kCalls + (rank == 1 ? ahead : 0);
+        for (std::uint64_t call = 1; call <= calls; ++call) {
+          Signature signature;
+          signature.hash = call == kCalls && rank == 1 && is_other ? 1000 : call;
+          channel->announce(signature);
+        }
+        char mine = 0, all[2];
+        bootstrap->exchange(&mine, all, 1);
+        if (rank == 0)
+          for (int look = 0; look < 3; ++look) channel->diagnose(1, /*position=*/8);
+      });
+      const bool is_suspect = is_other || ahead > 8;
+      EXPECT_EQ(errors[0].find("ranks disagree") != std::string::npos, is_suspect)
+          << ahead << " calls ahead, other " << is_other << ": " << errors[0];
+    }
+}
+
 using std::chrono::microseconds;
 constexpr microseconds kLong{60'000'000};  // longer than the test may take
 

@@ -300,15 +300,16 @@ void Channel::announce(const Signature& signature) {
   own.state.call.store(call, std::memory_order_release);
 }
 
-/// Throws if the peer's record of our call, or of one before it, differs from ours. Records that
-/// are gone already say nothing.
-void Channel::compare(int peer) {
-  if (current_.call == 0) return;
+/// Throws if the peer's record of our call, or of one before it, differs from ours. True: it is the
+/// same. Records that are gone already say nothing.
+bool Channel::compare(int peer) {
+  if (current_.call == 0) return false;
   const Record& record = peers_[peer].control->history[current_.call % kHistory];
-  if (record.call.load(std::memory_order_acquire) != current_.call) return;
+  if (record.call.load(std::memory_order_acquire) != current_.call) return false;
   const std::uint64_t hash = record.hash.load(std::memory_order_acquire);
-  if (record.call.load(std::memory_order_relaxed) == current_.call && hash != current_.hash)
-    disagree(peer);
+  if (record.call.load(std::memory_order_relaxed) != current_.call) return false;
+  if (hash != current_.hash) disagree(peer);
+  return true;
 }
 
 void Channel::disagree(int peer) const {
@@ -381,9 +382,9 @@ void Channel::diagnose(int blocked_on, std::uint64_t position) {
   // Read before `failed`: a peer that made a different call gets the clearer message, on whichever
   // side it is seen first.
   const std::uint64_t call = state.call.load(std::memory_order_acquire);
-  if (call >= current_.call) compare(blocked_on);
+  const bool is_same = call >= current_.call && compare(blocked_on);
   check_not_failed(blocked_on);
-  if (call > current_.call) {
+  if (call > current_.call && !is_same) {
     // Whatever the peer gave us in this call was visible before we saw it in a later one. If we
     // still stand where we stood then, it gave us nothing: it was in another kind of call.
     if (suspect_ == blocked_on && suspect_position_ == position) disagree(blocked_on);

@@ -196,7 +196,7 @@ class Channel final : public HostChannel {
   void map_control(std::shared_ptr<Segment> segment, std::size_t at);
   [[noreturn]] void disagree(int peer) const;
   void check_not_failed(int peer) const;
-  void compare(int peer);
+  bool compare(int peer);
 
   Bootstrap& bootstrap_;
   const Config config_;
