@@ -119,7 +119,8 @@ std::shared_ptr<const StreamCommunicator::Plan> StreamCommunicator::plan_for(
   key.is_widened = is_widened(call.dtype);
   key.is_enqueued = true;
   key.can_map = is_registered;
-  const Choice choice = select(key, config_, &findings_);
+  Choice choice = select(key, config_, &findings_);
+  if (!suits_packets(*device_, key.bytes, config_)) choice.is_packet = false;
   Loaded& loaded = programs_[{call.collective, choice.algorithm, call.root, choice.reach}];
   if (!loaded.program) {
     Shape shape;

@@ -404,6 +404,11 @@ void Background::keep(Served& row) {
   served_before_.push_back(std::move(row));
 }
 
+/// Looks that a start or post takes for each step.
+int Background::polls_of(const Task& task) {
+  return task.is_waited_for_at_once_ ? kPollsOfStart : 0;
+}
+
 void Background::post(Task& task, bool is_first_meeting) {
   const std::lock_guard lock(lock_);
   if (has_failed()) throw Error(Code::unusable, failure_);
@@ -416,7 +421,7 @@ void Background::post(Task& task, bool is_first_meeting) {
     return begin(task);
   }
   settle(task);
-  enqueue(task, lane_of(number, is_in_first_lane(task)));
+  enqueue(task, lane_of(number, is_in_first_lane(task)), polls_of(task));
 }
 
 /// Those for devices run one after the other, or else all but the first would be staged.
@@ -504,23 +509,25 @@ void Background::start(Task& task) {
   const std::lock_guard lock(lock_);
   if (has_failed()) throw Error(Code::unusable, failure_);
   Lane& lane = *task.lane_;
+  int polls = polls_of(task);
   // A short one that is waited for at once is mostly through before anyone could ask for it, and
   // then it was never under way.
-  if (task.is_waited_for_at_once_ && lane.first == nullptr && !group_.is_crowded &&
-      !group_.config.stats && task.bytes_ < kHandedOver && relaunch(lane, task)) {
+  if (polls > 0 && lane.first == nullptr && !group_.is_crowded && !group_.config.stats &&
+      task.bytes_ < kHandedOver && relaunch(lane, task)) {
     last_started_.store(&task, std::memory_order_relaxed);
     bool is_done = false;
     try {
-      is_done = lane.operation->advance_one_pass(kPollsOfStart);
+      is_done = lane.operation->advance_one_pass(polls);
     } catch (const std::exception&) {
-      // What comes of it is seen below, where it is under way.
+      // It is thrown once more below, where it is under way.
     }
     if (is_done) {
       lane.operation = nullptr;
       return;
     }
+    polls = 0;
   }
-  enqueue(task, lane);
+  enqueue(task, lane, polls);
 }
 
 /// From here on it is under way.
@@ -534,7 +541,7 @@ void Background::begin(Task& task) {
   if (task.meets_) task.left_at_ = std::chrono::steady_clock::now();
 }
 
-void Background::enqueue(Task& task, Lane& lane) {
+void Background::enqueue(Task& task, Lane& lane, int polls) {
   task.lane_ = &lane;
   begin(task);
   if (lane.first != nullptr) {
@@ -554,8 +561,7 @@ void Background::enqueue(Task& task, Lane& lane) {
     return Helper::get(/*is_eager=*/true).wake();
   }
   const Extent extent = mode == Config::Progress::calls ? Extent::all : Extent::one_pass;
-  if (drive(lane, task.is_waited_for_at_once_ ? kPollsOfStart : 0, extent, /*is_callers=*/true))
-    return;
+  if (drive(lane, polls, extent, /*is_callers=*/true)) return;
   task.rounding_ = Rounding::of_this_thread();
   if (lane.first != nullptr) add_busy(lane);
   if (mode == Config::Progress::thread) {

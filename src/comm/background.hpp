@@ -205,8 +205,9 @@ class Background {
   static void announce(const Signature& signature, Lane& lane);
   static bool is_in_first_lane(const Task& task);
   void settle(Task& task);
+  static int polls_of(const Task& task);
   void begin(Task& task);
-  void enqueue(Task& task, Lane& lane);
+  void enqueue(Task& task, Lane& lane, int polls);
   Route answer(const Lane& lane, Task& task);
   void hand_out();
   DeviceChannel* device_of(const Task& task) const;

@@ -21,6 +21,14 @@ void cut_chunks(std::vector<std::size_t>& begin, std::size_t chunks, std::size_t
 
 std::size_t longest_chunk(const std::vector<std::size_t>& begin);
 
+/// Whether a vector of `bytes` may go by packets over `device`. They are twice the bytes, and come
+/// one by one: over the bus that soon costs more than flags.
+inline bool suits_packets(const DeviceChannel& device, std::size_t bytes, const Config& config) {
+  constexpr std::size_t kMostOverBus = 8 << 10;
+  return !device.is_through_host() || bytes <= kMostOverBus ||
+         config.protocol != Config::Protocol::automatic;
+}
+
 /// For a program of a device: protocol, slice, blocks and threads of `arguments`, whose dtype and
 /// longest are set.
 void cut_passes(Arguments& arguments, const Choice& choice, const Program& program, int max_blocks,

@@ -245,11 +245,7 @@ bool Plans::make_path_for(const Choice& choice, const Plan& plan, Path& path, Ro
   if (!is_device) device = nullptr;
   path.is_made = false;
   path.choice = choice;
-  // Packets are twice the bytes, and come one by one: over the bus that soon costs more than flags.
-  constexpr std::size_t kPacketsOverBus = 8 << 10;
-  if (is_device && device->is_through_host() && plan.bytes > kPacketsOverBus &&
-      config.protocol == Config::Protocol::automatic)
-    path.choice.is_packet = false;
+  if (is_device && !suits_packets(*device, plan.bytes, config)) path.choice.is_packet = false;
 
   // The room with (large) and without: on the host a larger scratch, on devices another protocol.
   const auto fit = [&](bool is_large) -> std::size_t {

@@ -183,6 +183,30 @@ TEST(Select, OnStreamsNobodyReadsPeersBuffers) {
     }
 }
 
+TEST(Select, ShortVectorsGoByPackets) {
+  Key key;
+  key.place = Key::Place::device;
+  key.can_map = true;
+  for (const auto collective : {Collective::allreduce, Collective::reduce})
+    for (const int size : {3, 4, 5, 8})
+      for (const bool is_enqueued : {false, true}) {
+        const std::size_t most = (size <= 4 ? 192u : 64u) << 10;
+        key.collective = collective;
+        key.size = size;
+        key.is_enqueued = is_enqueued;
+        for (const std::size_t bytes : {std::size_t{8}, most}) {
+          key.bytes = bytes;
+          const Choice choice = select(key, Config{});
+          EXPECT_TRUE(choice.is_packet && choice.reach == Reach::scratch &&
+                      choice.algorithm->name == "one_shot")
+              << size << " ranks, " << bytes << " bytes, enqueued " << is_enqueued;
+        }
+        key.bytes = most + 1;
+        EXPECT_EQ(select(key, Config{}).reach, is_enqueued ? Reach::scratch : Reach::map);
+        EXPECT_EQ(select(key, Config{}).is_packet, is_enqueued && size > 4);
+      }
+}
+
 TEST(Select, AnAlgorithmIsUsedWhereItServes) {
   for (int collective = 0; collective < kAllCollectives; ++collective)
     for (const Algorithm& named : algorithms())
