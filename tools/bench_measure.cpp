@@ -151,30 +151,40 @@ double Measurement::line_up() {
   return time;
 }
 
-/// Seconds of each operation, of its slowest rank.
+/// Where ranks were late too often, they get more time. The same on all ranks.
+void Measurement::note_late(double late, double calls) {
+  constexpr double kMostShare = 0.02, kLeast = 8, kLongestLead = 100e-6;
+  late_ += late;
+  lined_up_ += calls;
+  if (late_ < kLeast || late_ < kMostShare * lined_up_) return;
+  lead_ = std::min(2 * lead_, kLongestLead);
+  late_ = lined_up_ = 0;
+}
+
+/// Seconds of each operation, of its slowest rank; without those that a rank was late for.
 std::vector<double> Measurement::batch(Side& side, const Call& call, long iterations) {
-  /// Ranks that are late more often than that get more time.
-  constexpr double kMostLate = 0.02, kLongestLead = 1e-3;
   const int in_a_row = is_on_stream(options_.mode) ? 1 : options_.burst;
-  double late = 0;
-  std::vector<double> seconds(static_cast<std::size_t>(iterations));
-  for (double& one : seconds) {
+  const auto calls = static_cast<std::size_t>(iterations);
+  std::vector<double> seconds(2 * calls);  // in the second half, whether this rank was late
+  for (std::size_t i = 0; i < calls; ++i) {
     if (options_.is_fresh) setup_.buffers->renew(call.count * trib::bytes(call.dtype));
     double start = line_up();
     if (start == 0) {
-      ++late;
+      seconds[calls + i] = 1;
       start = now();
     }
-    for (int i = 0; i < in_a_row; ++i) side.run(call);
-    one = now() - start;
+    for (int k = 0; k < in_a_row; ++k) side.run(call);
+    seconds[i] = now() - start;
   }
-  seconds.push_back(late);
   world_.combine(seconds, MPI_MAX);
-  late = seconds.back();
-  seconds.pop_back();
-  if (late > kMostLate * static_cast<double>(iterations) && lead_ < kLongestLead) lead_ *= 2;
-  if (const int operations = side.operations() * in_a_row; operations > 1)
-    for (double& one : seconds) one /= operations;
+  std::vector<double> timely;
+  for (std::size_t i = 0; i < calls; ++i)
+    if (seconds[calls + i] == 0) timely.push_back(seconds[i]);
+  note_late(static_cast<double>(calls - timely.size()), static_cast<double>(calls));
+  seconds.resize(calls);
+  if (!timely.empty()) seconds.swap(timely);
+  const double operations = static_cast<double>(side.operations()) * in_a_row;
+  for (double& one : seconds) one /= operations;
   side.verify();
   return seconds;
 }

@@ -36,6 +36,7 @@ class Measurement {
   long fitting(Side& side, const Call& call);
   std::vector<double> batch(Side& side, const Call& call, long iterations);
   double line_up();
+  void note_late(double late, double calls);
   std::size_t wrong_now(const Call& call, const Pattern& expected) const;
   void note(const std::string& text);
 
@@ -44,7 +45,8 @@ class Measurement {
   const Setup& setup_;
   std::vector<std::string> said_;  // notes that need not be repeated for every size
   const bool starts_by_clock_;
-  double lead_ = 1e-6;  // seconds from when all ranks are there until they start
+  double lead_ = 1e-6;              // seconds from when all ranks are there until they start
+  double late_ = 0, lined_up_ = 0;  // calls that a rank was late for, of all since that was changed
 };
 
 }  // namespace trib::bench

@@ -69,7 +69,8 @@ bool read_flag(const std::string& option, const std::string& value) {
 
 void read_compare(Options& options, const std::string& text) {
   options.compare_mpi = options.compare_nccl = options.compare_blocking = false;
-  options.compare_floor = options.compare_registered = options.compare_intel = false;
+  options.compare_floor = options.compare_registered = options.compare_requests = false;
+  options.compare_intel = false;
   if (text == "none") return;
   for (const std::string& library : split(text, ',')) {
     if (library.find('=') != std::string::npos)
@@ -84,12 +85,14 @@ void read_compare(Options& options, const std::string& text) {
       options.compare_blocking = true;
     else if (library == "registered")
       options.compare_registered = true;
+    else if (library == "requests")
+      options.compare_requests = true;
     else if (library == "floor")
       options.compare_floor = true;
     else
       throw std::invalid_argument(
           "--compare: " + library +
-          " is none of mpi, intel, nccl, blocking, registered, floor, none, "
+          " is none of mpi, intel, nccl, blocking, registered, requests, floor, none, "
           "VARIABLE=VALUE");
   }
 }
@@ -117,10 +120,9 @@ void complete(Options& options, const std::optional<std::string>& compare) {
         ": nccl, none");
   if (options.compare_blocking && (!is_mpi || options.mode == Mode::blocking))
     throw std::invalid_argument("--compare blocking: with --mode nonblocking and persistent only");
-  if (options.compare_registered && is_mpi)
+  if ((options.compare_registered || options.compare_requests) && is_mpi)
     throw std::invalid_argument(
-        "--compare registered: buffers are registered for operations on a stream: --mode stream, "
-        "graph");
+        "--compare registered, requests: they are of operations on a stream: --mode stream, graph");
   if (!options.compare_settings.empty() && !is_mpi)
     throw std::invalid_argument("--compare " + options.compare_settings.front() +
                                 ": settings are of MPI's communicators, not of streams");

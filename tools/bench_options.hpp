@@ -59,6 +59,7 @@ struct Options {
   bool compare_nccl = false;        ///< time NCCL, too
   bool compare_blocking = false;    ///< time Tributary's blocking call, too
   bool compare_registered = false;  ///< on a stream: time Tributary with registered buffers, too
+  bool compare_requests = false;    ///< on a stream: time persistent operations that start, too
   /// Also time Tributary with these settings, VARIABLE=VALUE each, on communicators of their own.
   std::vector<std::string> compare_settings;
   /// Nonblocking and persistent: also time each with as much computing between start and wait as it

@@ -40,9 +40,10 @@ void Setup::find_gpus(const World& world, const Options& options) {
   for (const auto& [uuid, name] : names) ++counts[name];
   is_gpu_shared_ = names.size() < all.size();
 
-  description = {{"memory", name(options.memory)},       {"mode", name(options.mode)},
-                 {"operations_per_sync", options.burst}, {"gpus", counts},
-                 {"driver", device->driver_version},     {"cuda", device->cuda_version}};
+  const int operations = is_on_stream(options.mode) ? options.burst : 1;
+  description = {{"memory", name(options.memory)},    {"mode", name(options.mode)},
+                 {"operations_per_sync", operations}, {"gpus", counts},
+                 {"driver", device->driver_version},  {"cuda", device->cuda_version}};
 }
 
 void Setup::add_sides(const World& world, const Options& options, std::size_t bytes) {
@@ -62,9 +63,11 @@ void Setup::add_sides(const World& world, const Options& options, std::size_t by
         "error: nccl is left out: NCCL needs a GPU for each rank, and here ranks share one (give "
         "as many ranks as there are GPUs)");
   if (is_on_stream(options.mode)) {
-    sides.push_back(make_tributary_stream_side(world, options, /*registers=*/false));
+    sides.push_back(make_tributary_stream_side(world, options, StreamForm::calls));
     if (options.compare_registered)
-      sides.push_back(make_tributary_stream_side(world, options, /*registers=*/true));
+      sides.push_back(make_tributary_stream_side(world, options, StreamForm::registered));
+    if (options.compare_requests)
+      sides.push_back(make_tributary_stream_side(world, options, StreamForm::requests));
   } else {
     if (!preload.empty()) {
       sides.push_back(make_mpi_side(world, options.mode, MpiCaller::tributary));

@@ -38,9 +38,8 @@ class Side {
  public:
   virtual ~Side() = default;
 
-  /// "tributary", "mpi", "intel", "nccl", "blocking", "registered", "floor", "overlapped" or
-  /// "mpi_overlapped": the key in the lines that the benchmark
-  /// prints.
+  /// "tributary", "mpi", "intel", "nccl", "blocking", "registered", "requests", "floor",
+  /// "overlapped" or "mpi_overlapped": the key in the lines that the benchmark prints.
   virtual std::string name() const = 0;
   /// What tables call it, where `name` and the MPI's own do not say it all.
   virtual std::string library() const { return ""; }
@@ -98,10 +97,14 @@ std::unique_ptr<Side> make_floor_side(const World& world);
 /// What a user of an MPI without GPU support writes: copy to the host, PMPI_X, copy back.
 /// `bytes`: of the largest buffer.
 std::unique_ptr<Side> make_copy_side(const World& world, std::size_t bytes);
-/// Tributary's C API, on a stream.
-/// `registers`: it registers the buffer for results.
+/// How Tributary's C API is used on a stream.
+enum class StreamForm {
+  calls,
+  registered,  ///< with a registered buffer for results
+  requests,    ///< trib_start, of a request that was made before
+};
 std::unique_ptr<Side> make_tributary_stream_side(const World& world, const Options& options,
-                                                 bool registers);
+                                                 StreamForm form);
 std::unique_ptr<Side> make_nccl_side(const World& world, const Options& options);
 
 }  // namespace trib::bench

@@ -13,8 +13,9 @@ namespace trib::bench {
 class StreamSide : public Side {
  public:
   /// A run is `options.burst` operations back to back and one synchronisation; with a graph, the
-  /// burst is captured once per call and replayed.
-  explicit StreamSide(const Options& options) : mode_(options.mode), burst_(options.burst) {}
+  /// burst is captured once per call and replayed. Beside blocking calls, each is synchronised.
+  explicit StreamSide(const Options& options)
+      : mode_(options.mode), burst_(is_on_stream(options.mode) ? options.burst : 1) {}
 
   void prepare(const Call& call) override {
     graph_.reset();

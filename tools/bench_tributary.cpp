@@ -12,18 +12,24 @@
 namespace trib::bench {
 namespace {
 
-#define TRIB_API_FUNCTIONS(X) \
-  X(trib_last_error)          \
-  X(trib_result_text)         \
-  X(trib_comm_create)         \
-  X(trib_comm_destroy)        \
-  X(trib_comm_query)          \
-  X(trib_register)            \
-  X(trib_deregister)          \
-  X(trib_allreduce)           \
-  X(trib_reduce)              \
-  X(trib_reduce_scatter)      \
-  X(trib_reduce_scatter_block)
+#define TRIB_API_FUNCTIONS(X)       \
+  X(trib_last_error)                \
+  X(trib_result_text)               \
+  X(trib_comm_create)               \
+  X(trib_comm_destroy)              \
+  X(trib_comm_query)                \
+  X(trib_register)                  \
+  X(trib_deregister)                \
+  X(trib_allreduce)                 \
+  X(trib_reduce)                    \
+  X(trib_reduce_scatter)            \
+  X(trib_reduce_scatter_block)      \
+  X(trib_allreduce_init)            \
+  X(trib_reduce_init)               \
+  X(trib_reduce_scatter_init)       \
+  X(trib_reduce_scatter_block_init) \
+  X(trib_start)                     \
+  X(trib_request_free)
 
 struct Library {
   Library() {
@@ -131,10 +137,10 @@ int exchange(void* world, const void* mine, void* all, std::size_t bytes) {
 
 class TributaryStreamSide : public StreamSide {
  public:
-  TributaryStreamSide(const World& world, const Options& options, bool registers)
+  TributaryStreamSide(const World& world, const Options& options, StreamForm form)
       : StreamSide(options),
         world_(world),
-        registers_(registers),
+        form_(form),
         type_(api_type(options.dtype)),
         op_(api_op(options.op)) {}
 
@@ -147,11 +153,16 @@ class TributaryStreamSide : public StreamSide {
     });
   }
 
-  std::string name() const override { return registers_ ? "registered" : "tributary"; }
+  std::string name() const override {
+    return form_ == StreamForm::registered ? "registered"
+           : form_ == StreamForm::requests ? "requests"
+                                           : "tributary";
+  }
   std::string algorithm() const override { return "c_api"; }  // which does not tell its choice
   void prepare(const Call& call) override {
     counts_.assign(call.counts.begin(), call.counts.end());
-    if (registers_) enroll(call);
+    if (form_ == StreamForm::registered) enroll(call);
+    if (form_ == StreamForm::requests) make_request(call);
     StreamSide::prepare(call);
   }
   void verify() override {
@@ -162,11 +173,14 @@ class TributaryStreamSide : public StreamSide {
   void finish() override {
     drop_graph();
     api_.check(api_.trib_deregister(registration_), "trib_deregister");
+    api_.check(api_.trib_request_free(request_), "trib_request_free");
     api_.check(api_.trib_comm_destroy(comm_), "trib_comm_destroy");
   }
 
  protected:
   void enqueue(const Call& call, CUstream_st* stream) override {
+    if (form_ == StreamForm::requests)
+      return api_.check(api_.trib_start(request_, stream), "trib_start");
     switch (call.collective) {
       case Collective::allreduce:
         api_.check(api_.trib_allreduce(call.in, call.out, call.count, type_, op_, comm_, stream),
@@ -200,22 +214,49 @@ class TributaryStreamSide : public StreamSide {
                  "trib_register");
   }
 
+  void make_request(const Call& call) {
+    drop_graph();
+    api_.check(api_.trib_request_free(std::exchange(request_, nullptr)), "trib_request_free");
+    switch (call.collective) {
+      case Collective::allreduce:
+        api_.check(
+            api_.trib_allreduce_init(call.in, call.out, call.count, type_, op_, comm_, &request_),
+            "trib_allreduce_init");
+        return;
+      case Collective::reduce:
+        api_.check(api_.trib_reduce_init(call.in, call.out, call.count, type_, op_, call.root,
+                                         comm_, &request_),
+                   "trib_reduce_init");
+        return;
+      case Collective::reduce_scatter:
+        api_.check(api_.trib_reduce_scatter_init(call.in, call.out, counts_.data(), type_, op_,
+                                                 comm_, &request_),
+                   "trib_reduce_scatter_init");
+        return;
+      case Collective::reduce_scatter_block:
+        api_.check(api_.trib_reduce_scatter_block_init(call.in, call.out, counts_[0], type_, op_,
+                                                       comm_, &request_),
+                   "trib_reduce_scatter_block_init");
+    }
+  }
+
   const Library api_;
   const World& world_;
-  const bool registers_;
+  const StreamForm form_;
   const trib_dtype type_;
   const trib_op op_;
   trib_comm* comm_ = nullptr;
   trib_registration* registration_ = nullptr;
+  trib_request* request_ = nullptr;
   std::vector<std::size_t> counts_;
 };
 
 }  // namespace
 
 std::unique_ptr<Side> make_tributary_stream_side(const World& world, const Options& options,
-                                                 bool registers) {
+                                                 StreamForm form) {
   std::unique_ptr<TributaryStreamSide> side;
-  world.together([&] { side = std::make_unique<TributaryStreamSide>(world, options, registers); });
+  world.together([&] { side = std::make_unique<TributaryStreamSide>(world, options, form); });
   side->connect();
   return side;
 }

@@ -27,8 +27,8 @@ STARTS = ("clock", "barrier")
 # For a launcher to end after its ranks.
 _PATIENCE_S = 20
 # What Tributary can be compared with. intel: Intel MPI on GPU buffers; blocking: its own blocking call; registered: its own call on a stream, with a
-# registered buffer for results. Besides there is "floor", which is no library.
-COMPARED = ("mpi", "intel", "nccl", "blocking", "registered")
+# registered buffer for results; requests: the same started as persistent operations. Besides there is "floor", which is no library.
+COMPARED = ("mpi", "intel", "nccl", "blocking", "registered", "requests")
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Result:
     blocking: Side | None = None
     floor: Side | None = None  # the least that memory has to move
     registered: Side | None = None
+    requests: Side | None = None
     intel: Side | None = None
     settings: dict[str, Side] = field(default_factory=dict)  # by "VARIABLE=VALUE"
 
@@ -80,6 +81,7 @@ class Result:
             "nccl": self.nccl,
             "blocking": self.blocking,
             "registered": self.registered,
+            "requests": self.requests,
         }
         return {name: side for name, side in sides.items() if side} | self.settings
 
@@ -433,6 +435,7 @@ def read_result(line: dict[str, Any], begin: dict[str, Any], vendor: str) -> Res
         side("blocking", "blocking"),
         side("floor", "floor"),
         side("registered", "registered"),
+        side("requests", "requests"),
         side("intel", "intel"),
         {name: its for name in line["sides"] if "=" in name and (its := side(name, name))},
     )

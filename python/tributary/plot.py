@@ -16,6 +16,7 @@ STYLES = {
     "nccl": ("#5b8c2a", "^"),
     "blocking": ("#7a7f87", "d"),
     "registered": ("#7b5ea7", "P"),
+    "requests": ("#3d7a78", "X"),
 }
 
 

@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="mpi: the MPI's own as well (default), on GPU buffers with copies by hand; intel: Intel MPI's own on GPU buffers; nccl: NCCL, with --memory cuda (default with --mode stream and graph); "
         "blocking: Tributary's blocking call, with --mode nonblocking and persistent; registered: Tributary with a registered "
-        "buffer for results, with --mode stream and graph; floor: the time in which all ranks read "
+        "buffer for results, requests: its persistent operations, both with --mode stream and graph; floor: the time in which all ranks read "
         "their vectors and write their results, which host memory needs at least; VARIABLE=VALUE: Tributary with another setting, on a communicator "
         "of its own; gemv: short for TRIB_ENGINE=gemv; several, as mpi,nccl; none",
     )
@@ -196,7 +196,7 @@ def _compare(parsed: argparse.Namespace) -> str:
     if parsed.memory == "host":
         accepted = ("mpi", "floor", "none")
     if not is_mpi:
-        accepted = ("nccl", "registered", "none")
+        accepted = ("nccl", "registered", "requests", "none")
     elif parsed.mode != "blocking":
         accepted = ("blocking", *accepted)
     words = ["TRIB_ENGINE=gemv" if word == "gemv" else word for word in value.split(",")]
@@ -387,6 +387,7 @@ def _heading(other: str, label: str, mpi_title: str, nccl_title: str) -> str:
         "nccl": nccl_title,
         "blocking": "Tributary,\nblocking",
         "registered": "Tributary,\nregistered",
+        "requests": "Tributary,\nrequests",
         "intel": f"on GPU buffers\n{mpi_title}",
         "mpi": mpi_title,
     }.get(other, "Tributary,\n" + label.replace("=", "=\n"))
@@ -540,6 +541,7 @@ def draw(measurement: bench.Measurement, path: Path) -> None:
         "nccl": measurement.nccl_title,
         "blocking": "its blocking call",
         "registered": "the same with registered buffers",
+        "requests": "its persistent operations",
     }
     if job.memory != "host":
         place = f"{measurement.gpus_title}, {job.mode}"
