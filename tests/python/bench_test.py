@@ -862,7 +862,7 @@ def test_a_small_measurement_on_gpus(mode: str, trib: Trib, tmp_path: Path) -> N
     built_or_skip("trib-bench-mpich")
     wheel_or_skip("mpich")
     data = tmp_path / "x.json"
-    compare = "none" if mode in bench.ON_STREAM else "mpi"
+    compare = "requests" if mode in bench.ON_STREAM else "mpi"
     status, _, error = trib(
         *("bench", "allreduce", "--memory", "cuda", "--mode", mode, "--compare", compare),
         *("--mpi", "mpich", "--sizes", "4,1M", "--repeats", "2", "--batch-ms", "2", "--json", data),
