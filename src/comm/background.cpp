@@ -813,23 +813,34 @@ void Background::finish(Task& task) {
   under_way_.store(under_way_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
 }
 
-int Background::advance_lane_of(const Task& task, int polls) {
+/// Drives the lane that `task` is in, and returns it. Null: the task is done.
+Lane* Background::advance_lane_of(const Task& task, int polls) {
+  // One that waits for the answer to another's question is in that one's lane, until the answer has
+  // come: its own has not been driven then.
+  for (const Lane* driven = nullptr; !task.is_done();) {
+    Lane& lane = lane_of(task);
+    if (&lane == driven) return &lane;
+    driven = &lane;
+    advance_lane(lane, polls);
+  }
+  return nullptr;
+}
+
+int Background::advance_slowly(const Task& task, int polls) {
   const std::lock_guard lock(lock_);
-  if (task.is_done()) return kDone;
-  advance_lane(lane_of(task), polls);
-  if (task.is_done()) return kDone;
-  const Lane& lane = lane_of(task);
-  return lane.operation != nullptr ? lane.operation->blocked_on() : lane.absent;
+  const Lane* const lane = advance_lane_of(task, polls);
+  if (lane == nullptr) return kDone;
+  return lane->operation != nullptr ? lane->operation->blocked_on() : lane->absent;
 }
 
 void Background::diagnose(const Task& task, int peer) {
   const std::lock_guard lock(lock_);
-  if (task.is_done()) return;
-  // Another thread that waits for a task of this lane may have been here since this one has driven
-  // it. What both see twice proves only something if nothing was there to be had in between.
-  advance_lane(lane_of(task), 0);
-  if (task.is_done()) return;
-  Lane& lane = lane_of(task);
+  // Another thread that waits for a task of this lane, or this one for another of them, may have
+  // been here before. What is seen twice proves only something if nothing was there to be had in
+  // between.
+  Lane* const found = advance_lane_of(task, 0);
+  if (found == nullptr) return;
+  Lane& lane = *found;
   if (lane.operation != nullptr)
     trib::diagnose(*lane.channel, *lane.operation, lane.operation->blocked_on(), group_.rank,
                    group_.size);

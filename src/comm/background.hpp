@@ -140,7 +140,7 @@ class Background {
   }
   /// Drives the task's lane. A rank that is waited for, or -1, or kDone.
   int advance(const Task& task, int polls) {
-    return task.is_done() ? kDone : advance_lane_of(task, polls);
+    return task.is_done() ? kDone : advance_slowly(task, polls);
   }
   static constexpr int kDone = -2;
   /// No other task began after it.
@@ -182,7 +182,8 @@ class Background {
   static std::atomic<int> count;  // of objects
   static bool progress_all_slowly() noexcept;
   void progress() noexcept;
-  int advance_lane_of(const Task& task, int polls);
+  int advance_slowly(const Task& task, int polls);
+  Lane* advance_lane_of(const Task& task, int polls);
   void advance_lane(Lane& lane, int polls) noexcept;
   enum class Extent { all, one_pass };  // as far as it goes
   /// `is_callers`: all that the lane has is of this thread, and so rounds as it does.
