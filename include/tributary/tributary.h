@@ -99,8 +99,10 @@ trib_result trib_comm_create(trib_comm** comm, int rank, int size, trib_exchange
  * that are threads of one process call it each from its own thread, and all ranks destroy
  * communicators in the same order. It waits a minute for ranks that do not. No other thread may be
  * in a call on the communicator or its requests; graphs that hold such calls may not be replayed
- * any more. The communicator is gone whatever is returned: the first failure, if operations had not
- * come to their end before it. Null is none. */
+ * any more. If there are such graphs, all that the CUDA context has under way is waited for, since
+ * only the program knows where they run: nothing there may wait for what comes after this call, and
+ * no stream of the context may be under capture, which CUDA would break. The communicator is gone
+ * whatever is returned: its first failure, if it had one. Null is none. */
 trib_result trib_comm_destroy(trib_comm* comm);
 
 /* Ends what runs on the device and makes the communicator unusable here and, soon, at the peers.

@@ -398,14 +398,15 @@ void StreamCommunicator::look() {
     if (rank != rank_) host_->diagnose(rank, ++position_);
   // Looking whether a process lives takes a system call: one per check.
   looked_at_ = (looked_at_ + 1) % size_;
-  if (looked_at_ != rank_) host_->check_alive(looked_at_);
+  if (looked_at_ != rank_) host_->check_not_missed(looked_at_);
   if (of_device) throw Error(*of_device);
 }
 
 void StreamCommunicator::drain() {
   {
     const std::lock_guard lock(state_mutex_);
-    if (!device_ || failure_) return;
+    if (failure_) throw Error(*failure_);
+    if (!device_) return;
   }
   std::optional<Error> of_device;
   {

@@ -234,8 +234,10 @@ class HostChannel {
   /// For ranks that do not wait for each other's calls: throws Error if they have made different
   /// ones, as far as those that both have made last show it.
   virtual void check_calls() = 0;
-  /// As check_alive() of all ranks, but for those that have taken leave: they may have ended as
-  /// they should.
+  /// The same of a rank that nobody here may wait for: one that has taken leave may have ended as
+  /// it should.
+  virtual void check_not_missed(int rank) = 0;
+  /// check_not_missed() of all ranks.
   virtual void check_all_alive() = 0;
   /// Throws Error if some other rank has poisoned its channel.
   virtual void check_none_failed() const = 0;

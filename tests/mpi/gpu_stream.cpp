@@ -396,6 +396,32 @@ void graph_in_place(trib_comm* comm) {
   }
 }
 
+/// A communicator is destroyed while a graph that has calls of it is replayed.
+void destroyed_in_a_replay() {
+  constexpr int kReplays = 500;  // some ten milliseconds
+  Gpu& gpu = Gpu::get();
+  trib_comm* comm = nullptr;
+  CHECK(API(trib_comm_create)(&comm, rank, size, exchange, nullptr) == TRIB_SUCCESS, "%s",
+        last_error().c_str());
+  Stream stream;
+  Buffer in(400000), out(400000);
+  in.fill(3);
+  CHECK(gpu.call("cuStreamBeginCapture_v2", stream.handle, 1) == 0, "no capture");
+  CHECK(API(trib_allreduce)(in.data, out.data, in.count, TRIB_FLOAT32, TRIB_SUM, comm,
+                            stream.handle) == TRIB_SUCCESS,
+        "%s", last_error().c_str());
+  void *captured = nullptr, *executable = nullptr;
+  CHECK(gpu.call("cuStreamEndCapture", stream.handle, &captured) == 0, "the capture was broken");
+  CHECK(gpu.call("cuGraphInstantiateWithFlags", &executable, captured, 0ull) == 0, "no graph");
+  for (int i = 0; i < kReplays; ++i)
+    CHECK(gpu.call("cuGraphLaunch", executable, stream.handle) == 0, "no launch");
+  CHECK(API(trib_comm_destroy)(comm) == TRIB_SUCCESS, "%s", last_error().c_str());
+  CHECK(gpu.call("cuStreamQuery", stream.handle) == 0, "destroyed while a graph was replayed");
+  expect(out, 0, out.count, 3, "replayed until the end");
+  CHECK(gpu.call("cuGraphExecDestroy", executable) == 0, "a graph that was replayed cannot go");
+  CHECK(gpu.call("cuGraphDestroy", captured) == 0, "a graph that was replayed cannot go");
+}
+
 /// Rank 0 is through with its part, and with the communicator, long before the others begin.
 void early_end() {
   trib_comm* comm = nullptr;
@@ -568,6 +594,8 @@ int main(int argc, char** argv) {
     passed("a graph, replayed");
     graph_in_place(comm);
     passed("a graph in place");
+    destroyed_in_a_replay();
+    passed("destroyed in a replay");
   }
   if (size > 1) disagreements();
   passed("ranks that disagree");

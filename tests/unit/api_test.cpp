@@ -185,7 +185,11 @@ class StreamRanks : public testing::Test {
     ASSERT_NE(comms[1], nullptr);
   }
   void TearDown() override {
-    as_threads([this](int rank) { EXPECT_EQ(trib_comm_destroy(comms[rank]), TRIB_SUCCESS); });
+    as_threads([this](int rank) {
+      trib_result error = TRIB_SUCCESS;
+      if (comms[rank] != nullptr) trib_comm_query(comms[rank], &error);
+      EXPECT_EQ(trib_comm_destroy(comms[rank]), error) << "once more, or for the first time";
+    });
     has_stand_in = false;
   }
   template <class Body>
@@ -452,6 +456,12 @@ TEST_F(StreamRanks, AKernelThatIsNotLoadedIsTheEndOfTheCommunicator) {
   EXPECT_EQ(error, TRIB_ERROR_PEER);
   EXPECT_NE(std::string(trib_last_error()).find("no room for kernels"), std::string::npos)
       << trib_last_error();
+}
+
+TEST_F(StreamRanks, WhoDestroysHearsWhatWasKnown) {
+  EXPECT_EQ(trib_comm_abort(comms[0]), TRIB_SUCCESS);
+  EXPECT_EQ(trib_comm_destroy(comms[0]), TRIB_ERROR_UNUSABLE);
+  comms[0] = nullptr;
 }
 
 TEST_F(StreamRanks, WhoDestroysHearsWhy) {

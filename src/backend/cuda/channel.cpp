@@ -494,7 +494,8 @@ void Channel::check_result() const {
 void Channel::drain() {
   const Current current(context_id_);
   if (is_enqueued_) cuda::check(driver_.cuEventSynchronize_(last_), "a kernel failed");
-  // Graphs that were replayed are on streams that only the program knows.
+  // Graphs that were replayed are on streams that only the program knows. (An event behind each
+  // call that a graph holds would tell, but is a node more: 0.7 to 1.3 us for each call of 4 to 9.)
   if (is_captured_) cuda::check(driver_.cuCtxSynchronize_(), "a kernel failed");
   check();
 }

@@ -471,17 +471,18 @@ void Channel::check_calls() {
   }
 }
 
+void Channel::check_not_missed(int rank) {
+  try {
+    check_alive(rank);
+  } catch (const Error&) {
+    // Looked at now: who ends takes leave before.
+    if (peers_[rank].control->state.has_left.load(std::memory_order_acquire) == 0) throw;
+  }
+}
+
 void Channel::check_all_alive() {
   // Ranks that look at the same time begin with different ones: the kernel locks a process for it.
-  for (int other = 1; other < size_; ++other) {
-    const int rank = (rank_ + other) % size_;
-    try {
-      check_alive(rank);
-    } catch (const Error&) {
-      // Looked at now: who ends takes leave before.
-      if (peers_[rank].control->state.has_left.load(std::memory_order_acquire) == 0) throw;
-    }
-  }
+  for (int other = 1; other < size_; ++other) check_not_missed((rank_ + other) % size_);
 }
 
 bool Channel::have_all_left() {

@@ -157,6 +157,7 @@ class Channel final : public HostChannel {
   void check_order(int peer) const override;
   void check_alive(int blocked_on) override;
   void check_calls() override;
+  void check_not_missed(int rank) override;
   void check_all_alive() override;
   void check_none_failed() const override;
   bool have_all_left() override;
