@@ -45,9 +45,10 @@ struct Lane {
   Operation* done = nullptr;       // persistent: the last one, if `path` has a binding
   bool is_streamed = false;        // its results go past the caches
   static constexpr std::size_t kIdle = SIZE_MAX;
-  std::size_t place = kIdle;  // in Background::busy_
-  std::uint64_t number = 0;   // persistent: of its channel, ...
-  Room room;                  // ... and what that has room for
+  std::size_t place = kIdle;   // in Background::busy_
+  std::uint64_t finished = 0;  // tasks
+  std::uint64_t number = 0;    // persistent: of its channel, ...
+  Room room;                   // ... and what that has room for
 
   /// Changes whenever it got anywhere.
   auto where() const {
@@ -101,7 +102,7 @@ Registry& registry() {
   return registry;
 }
 
-/// Counts the looks that callers take at their tasks, so that the helper knows when none does.
+/// Counts the looks that callers take at all tasks, so that the helper knows when none does.
 std::atomic<std::uint64_t> looks{0};
 
 /// In the helper: whether what it drove got anywhere.
@@ -252,6 +253,7 @@ bool Background::open_lanes() {
   }
   const std::lock_guard lock(lock_);
   lanes_ = std::move(lanes);
+  make_room_for_busy();
   return true;
 }
 
@@ -330,6 +332,7 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
       task.own_lane_ = std::move(lane);
       const std::lock_guard lock(lock_);
       own_lanes_.push_back(task.lane_);
+      make_room_for_busy();
       return true;
     }
     if (wanted == least) return false;
@@ -537,7 +540,7 @@ void Background::begin(Task& task) {
   if (group_.config.stats) task.begun_ = std::chrono::steady_clock::now();
   task.is_under_way_.store(true, std::memory_order_relaxed);
   under_way_.store(under_way_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  task.tested_ = {};
+  task.waited_.reset();
   if (task.meets_) task.left_at_ = std::chrono::steady_clock::now();
 }
 
@@ -774,6 +777,7 @@ bool Background::go_on(Lane& lane, int polls, Extent extent, bool is_callers) no
           std::chrono::duration<double>(std::chrono::steady_clock::now() - task->begun_).count();
     lane.operation = nullptr;
     lane.has_begun = false;
+    ++lane.finished;
     lane.first = task->next_;
     for (const Signature& note : task->notes_) lane.channel->announce(note);
     task->notes_.clear();
@@ -791,7 +795,6 @@ void Background::advance_lane(Lane& lane, int polls) noexcept {
     of_helper.has_moved = of_helper.has_moved || (lane.where() != before && !is_devices);
     if (!is_idle) return;
   } else {
-    looks.store(looks.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     if (!drive(lane, polls, Extent::all)) return;
   }
   busy_.back()->place = lane.place;
@@ -802,7 +805,13 @@ void Background::advance_lane(Lane& lane, int polls) noexcept {
 
 void Background::add_busy(Lane& lane) {
   lane.place = busy_.size();
-  busy_.push_back(&lane);
+  busy_.push_back(&lane);  // there is room: see make_room_for_busy()
+}
+
+/// For all lanes that there are: a task must not get lost for want of memory.
+void Background::make_room_for_busy() {
+  const std::size_t lanes = lanes_.size() + own_lanes_.size();
+  if (lanes > busy_.capacity()) busy_.reserve(std::max(lanes, 2 * busy_.capacity()));
 }
 
 /// From here on the task may be gone.
@@ -866,6 +875,14 @@ bool Background::is_guessing(const Task& task) {
   return operation != nullptr && operation->is_guessing();
 }
 
+std::uint64_t Background::where(const Task& task) {
+  const std::lock_guard lock(lock_);
+  if (task.is_done()) return 0;
+  const Lane& lane = lane_of(task);
+  const bool is_known = lane.operation != nullptr && !lane.operation->is_guessing();
+  return lane.finished * 0x9e3779b97f4a7c15u + (is_known ? lane.operation->position() + 1 : 0);
+}
+
 void Background::fail(const Error& error) noexcept {
   const std::lock_guard lock(lock_);
   fail_all(error);
@@ -906,6 +923,8 @@ void Background::end_all(const Error& error) noexcept {
 }
 
 bool Background::progress_all_slowly() noexcept {
+  if (!of_helper.is_this)
+    looks.store(looks.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   const std::unique_lock lock(registry().mutex, std::try_to_lock);
   if (!lock) return true;  // someone is at it
   bool is_any = false;

@@ -76,7 +76,8 @@ class Task {
   std::size_t fetched_bytes_ = 0;         // of staged_out_, to be copied to request_.out at the end
   std::chrono::steady_clock::time_point begun_;                 // with TRIB_STATS
   std::chrono::steady_clock::time_point left_at_;               // by its caller, if it meets_
-  std::chrono::steady_clock::time_point tested_;                // in vain, the first time
+  std::optional<std::chrono::steady_clock::duration> waited_;   // by tests in vain, ...
+  std::uint64_t stood_ = 0;                                     // ... while it stood there
   std::chrono::steady_clock::time_point looked_at_, alive_at_;  // its peers were
   std::uint32_t looks_ = 0;
   std::optional<Error> error_;  // written before is_under_way_ is cleared
@@ -151,6 +152,8 @@ class Background {
   void check_alive(const Task& task, int peer);
   /// Whether the rank that advance() gave is as good as any other.
   bool is_guessing(const Task& task);
+  /// Changes if the task, or what comes before it in its lane, got on, unless a device works on it.
+  std::uint64_t where(const Task& task);
 
   /// All tasks end with `error`; peers that wait for this rank get it.
   void fail(const Error& error) noexcept;
@@ -166,6 +169,16 @@ class Background {
   static bool progress_all() noexcept {
     return count.load(std::memory_order_relaxed) > 0 && progress_all_slowly();
   }
+  /// In calls that end at once, however many come one after the other: others' tasks may have
+  /// nobody else to drive them.
+  static void progress_now_and_then() noexcept {
+    if (count.load(std::memory_order_relaxed) == 0) [[likely]]
+      return;
+    const std::uint32_t calls = ended_at_once.load(std::memory_order_relaxed) + 1;
+    ended_at_once.store(calls, std::memory_order_relaxed);
+    if (calls % 64 == 0) [[unlikely]]
+      progress_all_slowly();
+  }
   static bool is_any_under_way() noexcept;
   /// A thread goes on with what is under way from here on, whatever TRIB_PROGRESS says.
   static void start_helper();
@@ -180,6 +193,7 @@ class Background {
   static constexpr std::size_t kMostSpares = 4;
 
   static std::atomic<int> count;  // of objects
+  inline static std::atomic<std::uint32_t> ended_at_once{0};
   static bool progress_all_slowly() noexcept;
   void progress() noexcept;
   int advance_slowly(const Task& task, int polls);
@@ -190,6 +204,7 @@ class Background {
   bool drive(Lane& lane, int polls, Extent extent, bool is_callers = false) noexcept;
   bool go_on(Lane& lane, int polls, Extent extent, bool is_callers) noexcept;
   void add_busy(Lane& lane);
+  void make_room_for_busy();
   void note_first_look(Task& task);
   /// A post in its order. It has to wait until ranks have met.
   struct Waiting {

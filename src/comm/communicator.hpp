@@ -128,9 +128,9 @@ class Communicator {
   /// throws Error.
   bool test(Task& task);
   /// For loops of tests and waits outside, with `task` that is not done: now and then looks whether
-  /// its peers are well. If not, or if `waited` seconds are more than TRIB_TIMEOUT allows, it ends
-  /// with an error.
-  void look_after(Task& task, double waited = 0);
+  /// its peers are well. If not, or if it has not got on for longer than TRIB_TIMEOUT allows, it
+  /// ends with an error.
+  void look_after(Task& task);
   /// `task`, which is done.
   bool has_failed(const Task& task) const { return task.error_.has_value(); }
   /// Of a task that is done: puts the result where it belongs, which wait() and test() do as well.
@@ -144,6 +144,7 @@ class Communicator {
         task.in_ != task.request_.in || task.out_ != task.request_.out)
       return false;
     task.is_waited_for_at_once_ = background_->is_last_started(task);
+    Background::progress_now_and_then();
     return true;
   }
   /// `task`, which prepare() made and which is not under way, ends here.
@@ -190,9 +191,9 @@ class Communicator {
   void drive();
   template <class Step>
   void wait_for_ranks(Step&& step, int spin);
-  template <class Step, class Diagnose, class CheckAlive, class IsGuess>
+  template <class Step, class Diagnose, class CheckAlive, class IsGuess, class Where>
   void wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive, IsGuess&& is_guess,
-                  bool is_devices, bool may_nap = true);
+                  Where&& where, bool is_devices, bool may_nap = true);
   /// Posts and starts of ours during which such requests are taken to be under way.
   static constexpr int kMixedPosts = 16;
   static std::atomic<int> mixed_posts_left;

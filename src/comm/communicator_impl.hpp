@@ -47,14 +47,17 @@ inline void Communicator::wait(Operation& operation, bool is_devices) {
 
 inline void Communicator::wait(Operation& operation, bool is_devices, int spin,
                                HostChannel& channel) {
-  if (!operation.advance(spin))
+  if (operation.advance(spin))
+    Background::progress_now_and_then();
+  else
     wait_until(
         [&](int polls) {
           return operation.advance(polls) ? Background::kDone : operation.blocked_on();
         },
         [&](int peer) { diagnose(channel, operation, peer, group_.rank, group_.size); },
         [&](int peer) { check_alive(channel, operation, peer); },
-        [&] { return operation.is_guessing(); }, is_devices);
+        [&] { return operation.is_guessing(); },
+        [&] { return operation.is_guessing() ? 0 : operation.position(); }, is_devices);
   if (group_.is_crowded) [[unlikely]]
     channel_->wake_waiting();
 }
@@ -67,16 +70,17 @@ void Communicator::wait_for_ranks(Step&& step, int spin) {
     wait_until(
         step, [&](int peer) { channel_->diagnose(peer, 0); },
         [&](int peer) { channel_->check_alive(peer); }, [] { return false; },
-        /*is_devices=*/false);
+        [] { return std::uint64_t{0}; }, /*is_devices=*/false);
   if (group_.is_crowded) [[unlikely]]
     channel_->wake_waiting();
 }
 
-/// `is_guess`: whether that rank is as good as any other. `is_devices`: a device is to do it, which
-/// wakes nobody. `may_nap`: where that is due.
-template <class Step, class Diagnose, class CheckAlive, class IsGuess>
+/// `is_guess`: whether that rank is as good as any other. `where`: changes if anything got on, as
+/// far as it is known: only what stands still is waited for. `is_devices`: a device is to do it,
+/// which wakes nobody. `may_nap`: where that is due.
+template <class Step, class Diagnose, class CheckAlive, class IsGuess, class Where>
 void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& check_alive,
-                              IsGuess&& is_guess, bool is_devices, bool may_nap) {
+                              IsGuess&& is_guess, Where&& where, bool is_devices, bool may_nap) {
   using Clock = std::chrono::steady_clock;
   /// Polls between two looks at the rest of the world, about a microsecond's worth.
   constexpr int kPollsPerYield = 40;
@@ -84,8 +88,9 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   /// need a message that only it can take from the MPI.
   constexpr auto kFirstNap = std::chrono::microseconds(50);
   constexpr auto kLongestNap = std::chrono::microseconds(2000);
-  const auto start = Clock::now();
-  auto alive_at = start;
+  auto since = Clock::now();
+  auto alive_at = since;
+  std::pair<int, std::uint64_t> stood{-1, 0};  // whom it waited for since then, and where
   const bool may_peers_sleep = group_.is_crowded && !is_devices;
   const int polls = group_.is_crowded ? 1 : kPollsPerYield;
   std::chrono::microseconds nap = kFirstNap;
@@ -106,7 +111,8 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
     if (peer == Background::kDone) return;
     if (is_napping || round % 64 == 0) {
       const auto now = Clock::now();
-      const double waited = std::chrono::duration<double>(now - start).count();
+      const std::pair<int, std::uint64_t> stands{peer, where()};
+      if (std::exchange(stood, stands) != stands) since = now;
       try {
         diagnose(peer);
         if (now - alive_at > kAliveInterval) {
@@ -114,13 +120,13 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
           check_alive(peer);
           check_all_alive(now);
         }
+        check_time(peer, std::chrono::duration<double>(now - since).count());
       } catch (const Error&) {
         const int still = step(polls);
         if (still == Background::kDone) return;
         // Otherwise it did its part before it failed or left.
         if (still == peer || is_guess()) throw;
       }
-      check_time(peer, waited);
     }
     if (!is_napping) continue;
     const std::uint32_t ticket = channel_->show_wait(peer);

@@ -22,6 +22,8 @@ using Clock = std::chrono::steady_clock;
 
 /// Between two looks at the peers of an operation that the program tests, unless it tests often.
 constexpr auto kLookInterval = std::chrono::milliseconds(10);
+/// And of these, what counts as waiting for them.
+constexpr auto kAway = std::chrono::milliseconds(100);
 
 /// Some milliseconds behind Clock::now(), and several times as quick.
 Clock::time_point coarse_now() {
@@ -498,23 +500,30 @@ bool Communicator::test(Task& task) {
         return false;
       }
     }
+  } else {
+    Background::progress_now_and_then();
   }
   end(task);
   return true;
 }
 
-void Communicator::look_after(Task& task, double waited) {
+void Communicator::look_after(Task& task) {
   if (background_) background_->look_at(task);
   const auto now = coarse_now();
-  if (task.tested_ == Clock::time_point{}) task.tested_ = now;
   // Programs may test all the time, or seldom.
   if (++task.looks_ % 64 != 0 && now - task.looked_at_ < kLookInterval) return;
-  task.looked_at_ = now;
+  const auto before = std::exchange(task.looked_at_, now);
   const int peer = background_->advance(task, 0);
   if (peer == kDone) return;
+  const std::uint64_t where = background_->where(task);
+  if (!task.waited_ || where != task.stood_)
+    task.waited_ = Clock::duration::zero();
+  else  // a program that was away for long has not waited meanwhile
+    *task.waited_ += std::min<Clock::duration>(now - before, kAway);
+  task.stood_ = where;
   try {
     background_->diagnose(task, peer);
-    check_time(peer, std::max(waited, std::chrono::duration<double>(now - task.tested_).count()));
+    check_time(peer, std::chrono::duration<double>(*task.waited_).count());
     if (now - task.alive_at_ < kAliveInterval) return;
     const bool is_first = task.alive_at_ == Clock::time_point{};
     task.alive_at_ = now;
@@ -539,13 +548,16 @@ void Communicator::wait(Task& task) {
       wait_until([&](int polls) { return background_->advance(task, polls); },
                  [&](int peer) { background_->diagnose(task, peer); },
                  [&](int peer) { background_->check_alive(task, peer); },
-                 [&] { return background_->is_guessing(task); }, task.meets_,
+                 [&] { return background_->is_guessing(task); },
+                 [&] { return background_->where(task); }, task.meets_,
                  /*may_nap=*/mixed_posts_left.load(std::memory_order_relaxed) <= 0);
     } catch (...) {  // the task must not be under way any more
       fail();
     }
     if (group_.is_crowded) [[unlikely]]
       channel_->wake_waiting();
+  } else {
+    Background::progress_now_and_then();
   }
   end(task);
 }

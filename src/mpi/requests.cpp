@@ -271,17 +271,12 @@ int wait_for_ours(Handle& handle, MPI_Request& request, MPI_Status* status) {
   return result;
 }
 
-/// Until `test(flag, waited)` sets the flag, while ours go on, for which others may be waiting.
-/// `waited`: seconds, seldom brought up to date.
+/// Until `test(flag)` sets the flag, while ours go on, for which others may be waiting.
 template <class Test>
 int wait_until(Test&& test) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  double waited = 0;
   for (unsigned round = 0;; ++round) {
     int flag = kUnwritten;
-    if (round % 64 == 63) waited = std::chrono::duration<double>(Clock::now() - start).count();
-    const int status = test(flag, waited);
+    const int status = test(flag);
     if (flag || status != MPI_SUCCESS) return status;
     Background::progress_all();
     if (round > 100) ::sched_yield();
@@ -305,13 +300,13 @@ bool are_any_active(int count, const MPI_Request* requests) {
 /// Drives what is under way; true if any of ours in the list is active and not done. `done` is
 /// called with each that is. A peer that died is noticed here, and the MPI goes on.
 template <class Done>
-bool look_at(int count, const MPI_Request* requests, double waited, Done&& done) {
+bool look_at(int count, const MPI_Request* requests, Done&& done) {
   Background::progress_all();
   bool are_any_pending = false;
   for (int i = 0; requests && i < count; ++i) {
     Handle* const handle = find_active(requests[i]);
     if (!handle) continue;
-    if (!handle->task().is_done()) handle->communicator->look_after(handle->task(), waited);
+    if (!handle->task().is_done()) handle->communicator->look_after(handle->task());
     if (handle->task().is_done())
       done(i, *handle);
     else
@@ -380,8 +375,7 @@ int wait_for_all_others(int count, MPI_Request* requests, MPI_Status* statuses) 
   if (!Background::is_any_under_way())
     return library().call(Entry::Waitall, static_cast<Word>(count), to_word(requests),
                           to_word(statuses));
-  return wait_until(
-      [&](int& flag, double) { return test_all_others(count, requests, &flag, statuses); });
+  return wait_until([&](int& flag) { return test_all_others(count, requests, &flag, statuses); });
 }
 
 /// Until one fails.
@@ -603,7 +597,7 @@ int wait(MPI_Request* request, MPI_Status* status) {
     return MPI_SUCCESS;
   }
   if (!Background::is_any_under_way()) return library().Wait(request, status);
-  return wait_until([&](int& flag, double) { return library().Test(request, &flag, status); });
+  return wait_until([&](int& flag) { return library().Test(request, &flag, status); });
 }
 
 /// None is reported before all are done, or one has failed.
@@ -611,7 +605,7 @@ int test_all(int count, MPI_Request* requests, int* flag, MPI_Status* statuses) 
   *flag = 0;
   Failures failures;
   bool has_one_failed = false;
-  const bool are_any_pending = look_at(count, requests, 0, [&](int, Handle& handle) {
+  const bool are_any_pending = look_at(count, requests, [&](int, Handle& handle) {
     has_one_failed = has_one_failed || handle.communicator->has_failed(handle.task());
   });
   if (has_one_failed) {
@@ -641,10 +635,9 @@ int wait_all(int count, MPI_Request* requests, MPI_Status* statuses) {
   return status;
 }
 
-int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status* status,
-             double waited) {
+int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status* status) {
   int first = -1;
-  const bool are_any_pending = look_at(count, requests, waited, [&](int i, Handle&) {
+  const bool are_any_pending = look_at(count, requests, [&](int i, Handle&) {
     if (first < 0) first = i;
   });
   // The first of the list that is done: programs start ours again and again, and a message before
@@ -674,13 +667,10 @@ int wait_any(int count, MPI_Request* requests, int* index, MPI_Status* status) {
     if (result == MPI_SUCCESS && *index == MPI_UNDEFINED) set_empty(status);
     return result;
   }
-  return wait_until([&](int& flag, double waited) {
-    return test_any(count, requests, index, &flag, status, waited);
-  });
+  return wait_until([&](int& flag) { return test_any(count, requests, index, &flag, status); });
 }
 
-int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses,
-              double waited) {
+int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses) {
   *done = kUnwritten;
   const int status =
       library().Testsome(count, Others(count, requests).get(), done, indices, statuses);
@@ -688,7 +678,7 @@ int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Sta
   Failures failures;
   int ours = 0;
   const int others = *done == MPI_UNDEFINED ? 0 : *done;
-  const bool are_any_pending = look_at(count, requests, waited, [&](int i, Handle& handle) {
+  const bool are_any_pending = look_at(count, requests, [&](int i, Handle& handle) {
     const int place = others + ours++;
     indices[place] = i;
     wait_for_ours(handle, requests[i], at(statuses, place),
@@ -701,8 +691,8 @@ int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Sta
 int wait_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses) {
   if (!Background::is_any_under_way() && !are_any_active(count, requests))
     return library().Waitsome(count, Others(count, requests).get(), done, indices, statuses);
-  return wait_until([&](int& flag, double waited) {
-    const int status = test_some(count, requests, done, indices, statuses, waited);
+  return wait_until([&](int& flag) {
+    const int status = test_some(count, requests, done, indices, statuses);
     flag = *done != 0;  // MPI_UNDEFINED ends the wait, too
     return status;
   });
@@ -753,7 +743,7 @@ int get_status(MPI_Request request, int* flag, MPI_Status* status) {
 int get_status_all(int count, const MPI_Request* requests, int* flag, MPI_Status* statuses) {
   *flag = 0;
   int result = MPI_SUCCESS;
-  if (look_at(count, requests, 0, [&](int, Handle& handle) {
+  if (look_at(count, requests, [&](int, Handle& handle) {
         if (const int failed = fetched(handle); failed != MPI_SUCCESS) result = failed;
       }))
     return MPI_SUCCESS;
@@ -766,7 +756,7 @@ int get_status_all(int count, const MPI_Request* requests, int* flag, MPI_Status
 int get_status_any(int count, const MPI_Request* requests, int* index, int* flag,
                    MPI_Status* status) {
   int first = -1;
-  const bool are_any_pending = look_at(count, requests, 0, [&](int i, Handle&) {
+  const bool are_any_pending = look_at(count, requests, [&](int i, Handle&) {
     if (first < 0) first = i;
   });
   if (first >= 0) {
@@ -793,7 +783,7 @@ int get_status_some(int count, const MPI_Request* requests, int* done, int* indi
   if (status != MPI_SUCCESS || *done == kUnwritten) return status;
   int result = MPI_SUCCESS, ours = 0;
   const int others = *done == MPI_UNDEFINED ? 0 : *done;
-  const bool are_any_pending = look_at(count, requests, 0, [&](int i, Handle& handle) {
+  const bool are_any_pending = look_at(count, requests, [&](int i, Handle& handle) {
     const int place = others + ours++;
     indices[place] = i;
     set_empty(at(statuses, place));

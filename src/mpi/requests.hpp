@@ -40,11 +40,8 @@ int wait_any(int count, MPI_Request* requests, int* index, MPI_Status* status);
 int wait_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses);
 int test(MPI_Request* request, int* flag, MPI_Status* status);
 int test_all(int count, MPI_Request* requests, int* flag, MPI_Status* statuses);
-// `waited`: seconds, where the test is part of a wait.
-int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status* status,
-             double waited = 0);
-int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses,
-              double waited = 0);
+int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status* status);
+int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Status* statuses);
 int free_request(MPI_Request* request);
 int cancel(MPI_Request* request);
 int get_status(MPI_Request request, int* flag, MPI_Status* status);

@@ -435,6 +435,21 @@ void stale() {
   }
 }
 
+/// Time that a program spends elsewhere is none that it waits: no limit ends there.
+void away() {
+  const std::vector<double> in(2 << 20, 1);
+  std::vector<double> out(in.size());
+  MPI_Request request;
+  int flag = 0;
+  MPI_Barrier(MPI_COMM_WORLD);
+  MPI_Iallreduce(in.data(), out.data(), static_cast<int>(in.size()), MPI_DOUBLE, MPI_SUM,
+                 MPI_COMM_WORLD, &request);
+  MPI_Test(&request, &flag, MPI_STATUS_IGNORE);
+  sleep_ms(2500);
+  while (!flag) MPI_Test(&request, &flag, MPI_STATUS_IGNORE);
+  CHECK(out.back() == size, "%g", out.back());
+}
+
 /// A receive that is too short fails beside a reduction.
 void failed_receive(bool tests) {
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -540,6 +555,8 @@ int main(int argc, char** argv) {
     first_of_list();
   } else if (what == "stale") {
     stale();
+  } else if (what == "away") {
+    away();
   } else if (what.find("failed-receive") == 0) {
     failed_receive(what == "failed-receive-test");
   } else if (what == "end") {
