@@ -234,8 +234,8 @@ class HostChannel {
   /// For ranks that do not wait for each other's calls: throws Error if they have made different
   /// ones, as far as those that both have made last show it.
   virtual void check_calls() = 0;
-  /// The same of a rank that nobody here may wait for: one that has taken leave may have ended as
-  /// it should.
+  /// As check_alive(), of a rank that nobody here need wait for: one that has taken leave may have
+  /// ended as it should.
   virtual void check_not_missed(int rank) = 0;
   /// check_not_missed() of all ranks.
   virtual void check_all_alive() = 0;

@@ -45,10 +45,9 @@ struct Lane {
   Operation* done = nullptr;       // persistent: the last one, if `path` has a binding
   bool is_streamed = false;        // its results go past the caches
   static constexpr std::size_t kIdle = SIZE_MAX;
-  std::size_t place = kIdle;   // in Background::busy_
-  std::uint64_t finished = 0;  // tasks
-  std::uint64_t number = 0;    // persistent: of its channel, ...
-  Room room;                   // ... and what that has room for
+  std::size_t place = kIdle;  // in Background::busy_
+  std::uint64_t number = 0;   // persistent: of its channel, ...
+  Room room;                  // ... and what that has room for
 
   /// Changes whenever it got anywhere.
   auto where() const {
@@ -777,7 +776,6 @@ bool Background::go_on(Lane& lane, int polls, Extent extent, bool is_callers) no
           std::chrono::duration<double>(std::chrono::steady_clock::now() - task->begun_).count();
     lane.operation = nullptr;
     lane.has_begun = false;
-    ++lane.finished;
     lane.first = task->next_;
     for (const Signature& note : task->notes_) lane.channel->announce(note);
     task->notes_.clear();
@@ -880,7 +878,8 @@ std::uint64_t Background::where(const Task& task) {
   if (task.is_done()) return 0;
   const Lane& lane = lane_of(task);
   const bool is_known = lane.operation != nullptr && !lane.operation->is_guessing();
-  return lane.finished * 0x9e3779b97f4a7c15u + (is_known ? lane.operation->position() + 1 : 0);
+  return reinterpret_cast<std::uintptr_t>(lane.first) * 0x9e3779b97f4a7c15u +
+         (is_known ? lane.operation->position() + 1 : 0);
 }
 
 void Background::fail(const Error& error) noexcept {
