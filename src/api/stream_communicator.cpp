@@ -367,8 +367,8 @@ void StreamCommunicator::abort(const std::string& why) noexcept { end(Error(Code
 void StreamCommunicator::end(const Error& error) noexcept {
   const std::lock_guard lock(state_mutex_);
   if (!failure_) failure_ = error;
-  if (host_) host_->poison(failure_->what());
-  if (device_) device_->poison(failure_->what());
+  if (host_) host_->poison(*failure_);
+  if (device_) device_->poison(*failure_);
 }
 
 void StreamCommunicator::check() {

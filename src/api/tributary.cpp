@@ -39,8 +39,10 @@ trib_result result_of(Code code) {
     case Code::timeout:
       return TRIB_ERROR_TIMEOUT;
     case Code::peer:
+    case Code::dead:
       return TRIB_ERROR_PEER;
     case Code::unusable:
+    case Code::revoked:
       return TRIB_ERROR_UNUSABLE;
     case Code::system:
       return TRIB_ERROR_SYSTEM;

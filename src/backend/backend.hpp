@@ -196,7 +196,7 @@ class HostChannel {
   /// `own` is this rank's lowered schedule.
   virtual std::unique_ptr<Program> load(const Schedule& own) = 0;
   /// Peers that wait for this rank will get an error that carries `why`.
-  virtual void poison(const std::string& why) noexcept = 0;
+  virtual void poison(const Error& why) noexcept = 0;
   /// What `load` can take: whether peers' `in` can be read directly.
   virtual bool can_attach() const = 0;
   /// Collective: the scratch for large messages. False (on all ranks alike) if there is no memory
@@ -239,6 +239,9 @@ class HostChannel {
   virtual void check_not_missed(int rank) = 0;
   /// check_not_missed() of all ranks.
   virtual void check_all_alive() = 0;
+  /// Throws Error if some rank, this one too, has poisoned its channel since the program revoked
+  /// the communicator: a rank that others wait for then need not come, nor fail here.
+  virtual void check_not_revoked() const = 0;
   /// Throws Error if some other rank has poisoned its channel.
   virtual void check_none_failed() const = 0;
   /// This rank makes no more calls on the channel. Whether no peer will either: each has taken
@@ -294,7 +297,7 @@ class DeviceChannel {
   virtual bool has(Engine engine) const = 0;
   /// Peers that wait for this rank will get an error that carries `why`. What runs on the device
   /// ends.
-  virtual void poison(const std::string& why) noexcept = 0;
+  virtual void poison(const Error& why) noexcept = 0;
   /// Whether this channel's kernels can reach the buffer.
   virtual Memory where(const void* pointer) const = 0;
   /// Each rank's device, if one has several ranks; otherwise empty. Schedules are then those of

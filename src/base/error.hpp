@@ -13,7 +13,9 @@ enum class Code {
   argument,  ///< ranks disagree, or a setting or argument is wrong
   request,   ///< a request that is active, or that cannot be cancelled
   timeout,   ///< a peer did not arrive in time
-  peer,      ///< a peer failed or died
+  peer,      ///< a peer failed
+  dead,      ///< a peer's process is gone
+  revoked,   ///< the program has revoked the communicator
   unusable,  ///< an earlier failure left this communicator unusable
   system,    ///< the operating system refused something
   device,    ///< a GPU or its driver failed
@@ -29,5 +31,11 @@ class Error : public std::runtime_error {
  private:
   Code code_;
 };
+
+/// What kind a failure of `code` is later, or on other ranks: programs that tolerate faults want to
+/// know its cause.
+constexpr Code passed_on(Code code, Code otherwise) {
+  return code == Code::dead || code == Code::revoked ? code : otherwise;
+}
 
 }  // namespace trib

@@ -413,7 +413,7 @@ int Background::polls_of(const Task& task) {
 
 void Background::post(Task& task, bool is_first_meeting) {
   const std::lock_guard lock(lock_);
-  if (has_failed()) throw Error(Code::unusable, failure_);
+  if (has_failed()) throw Error(passed_on(failure_->code(), Code::unusable), failure_->what());
   const std::uint64_t number = count_post();
   if (is_first_meeting) task.meeting_ = Task::Meeting::first;
   if (asking_ != nullptr) [[unlikely]] {
@@ -509,7 +509,7 @@ DeviceChannel* Background::device_of(const Task& task) const {
 
 void Background::start(Task& task) {
   const std::lock_guard lock(lock_);
-  if (has_failed()) throw Error(Code::unusable, failure_);
+  if (has_failed()) throw Error(passed_on(failure_->code(), Code::unusable), failure_->what());
   Lane& lane = *task.lane_;
   int polls = polls_of(task);
   // A short one that is waited for at once is mostly through before anyone could ask for it, and
@@ -889,13 +889,13 @@ void Background::fail(const Error& error) noexcept {
 
 void Background::fail_all(const Error& error) noexcept {
   if (!has_failed()) {
-    failure_ = error.what();
+    failure_ = error;
     has_failed_.store(true, std::memory_order_release);
-    main_.poison(failure_);
-    for (const auto& lane : lanes_) lane->channel->poison(failure_);
-    for (Lane* const lane : own_lanes_) lane->channel->poison(failure_);
-    devices_.poison(failure_);
-    if (DeviceChannel* const own = opener_ ? opener_->channel() : nullptr) own->poison(failure_);
+    main_.poison(*failure_);
+    for (const auto& lane : lanes_) lane->channel->poison(*failure_);
+    for (Lane* const lane : own_lanes_) lane->channel->poison(*failure_);
+    devices_.poison(*failure_);
+    if (DeviceChannel* const own = opener_ ? opener_->channel() : nullptr) own->poison(*failure_);
   }
   end_all(error);
 }

@@ -159,7 +159,7 @@ class Background {
   void fail(const Error& error) noexcept;
   /// Set once a task failed.
   bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
-  std::string failure() const { return failure_; }  ///< once has_failed()
+  const Error& failure() const { return *failure_; }  ///< once has_failed()
 
   /// Adds what was served to `rows`.
   void add_served(std::vector<Served>& rows);
@@ -261,7 +261,7 @@ class Background {
   std::atomic<bool> is_left_alone_{false};  // the last task for a device that was looked at
   bool has_helper_ = false;
   std::vector<Served> served_before_;  // by lanes that are gone
-  std::string failure_;
+  std::optional<Error> failure_;
   std::atomic<bool> has_failed_{false};
 };
 

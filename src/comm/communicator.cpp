@@ -475,21 +475,22 @@ void Communicator::fail(const Error& error) {
   throw error;
 }
 
+void Communicator::refuse(const Error& failure) {
+  throw Error(passed_on(failure.code(), Code::unusable),
+              std::string("this communicator is unusable since: ") + failure.what());
+}
+
 void Communicator::give_up(const Error& error) noexcept {
   {
     // Several threads may come here at once, with requests of their own. None leaves before peers
     // can see that this rank failed.
     const std::lock_guard lock(failure_mutex_);
     if (!has_failed_.load(std::memory_order_relaxed)) {
-      try {
-        const bool is_known = background_ && background_->has_failed();
-        failure_ = is_known ? background_->failure() : error.what();
-      } catch (const std::bad_alloc&) {
-        failure_ = "out of memory";  // short enough to need none
-      }
+      const bool is_known = background_ && background_->has_failed();
+      failure_ = is_known ? background_->failure() : error;
       has_failed_.store(true, std::memory_order_release);
-      if (channel_) channel_->poison(failure_);
-      devices_.poison(failure_);
+      if (channel_) channel_->poison(*failure_);
+      devices_.poison(*failure_);
     }
   }
   if (background_) background_->fail(error);

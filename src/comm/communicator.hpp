@@ -214,6 +214,7 @@ class Communicator {
   bool is_data_due(const Path& path, const Plan& plan);
   [[noreturn]] void fail();
   [[noreturn]] void fail(const Error& error);
+  [[noreturn]] static void refuse(const Error& failure);
 
   const std::unique_ptr<Bootstrap> bootstrap_;
   Group group_;
@@ -230,7 +231,7 @@ class Communicator {
   std::unique_ptr<PeerHeaps> heaps_;
   std::vector<MappedBuffers> mapped_;  // of the call under way
   std::mutex failure_mutex_;
-  std::string failure_;                  // why it is unusable; written once, before ...
+  std::optional<Error> failure_;         // why it is unusable; written once, before ...
   std::atomic<bool> has_failed_{false};  // ... this is set
   const char* last_algorithm_ = "none";
   std::unique_ptr<Plans> plans_;
@@ -252,9 +253,9 @@ class Communicator {
 inline void Communicator::check_usable() const {
   // Acquire: pairs with the release in fail(); `failure_` comes with it.
   if (has_failed_.load(std::memory_order_acquire)) [[unlikely]]
-    throw Error(Code::unusable, "this communicator is unusable since: " + failure_);
+    refuse(*failure_);
   if (background_ && background_->has_failed()) [[unlikely]]
-    throw Error(Code::unusable, "this communicator is unusable since: " + background_->failure());
+    refuse(background_->failure());
 }
 
 }  // namespace trib

@@ -38,6 +38,7 @@ inline void Communicator::check_all_alive(std::chrono::steady_clock::time_point 
   const auto interval = kAllAliveInterval * std::max(1, group_.size / 64);
   if (now - all_alive_at_.load(std::memory_order_relaxed) < interval) return;
   all_alive_at_.store(now, std::memory_order_relaxed);
+  channel_->check_not_revoked();
   channel_->check_all_alive();
 }
 

@@ -71,7 +71,7 @@ bool Devices::are_on_own_devices(const HostChannel& met, int size, Config::Share
   return true;
 }
 
-void Devices::poison(const std::string& why) noexcept {
+void Devices::poison(const Error& why) noexcept {
   if (channel) channel->poison(why);
   if (own_of_requests) own_of_requests->poison(why);
 }

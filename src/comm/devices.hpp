@@ -113,7 +113,7 @@ struct Devices {
   /// Now and then, in calls of every kind: lets go of what programs have freed.
   void tidy_up();
   /// What this rank's program has under way on its device ends, wherever it waits for peers.
-  void poison(const std::string& why) noexcept;
+  void poison(const Error& why) noexcept;
 
   /// Whether peers' kernels may use buffers of all ranks, as the cards of a meeting on `met` say.
   static bool are_settled(const HostChannel& met, int size);

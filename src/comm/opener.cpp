@@ -66,7 +66,8 @@ void DeviceOpener::run() noexcept {
     why = error.what();
     // One that leaves because another one did says nothing, nor does one whose communicator ends.
     const auto* const known = dynamic_cast<const Error*>(&error);
-    is_news = known == nullptr || known->code() != Code::peer;
+    const Code code = known != nullptr ? known->code() : Code::system;
+    is_news = code != passed_on(code, Code::peer);
   }
   if (channel_)
     is_open_.store(true, std::memory_order_release);

@@ -86,7 +86,7 @@ class Tuner {
     return record(key, measured);
   }
 
-  void poison(const std::string& why) noexcept {
+  void poison(const Error& why) noexcept {
     if (channel_) channel_->poison(why);
   }
 
@@ -280,8 +280,11 @@ std::optional<Record> tune(const TunerParts& parts, const Request& request, doub
   Tuner tuner(parts, request);
   try {
     return tuner.result(budget);
+  } catch (const Error& error) {
+    tuner.poison(error);  // peers wait on a channel that nobody else knows
+    throw;
   } catch (const std::exception& error) {
-    tuner.poison(error.what());  // peers wait on a channel that nobody else knows
+    tuner.poison(Error(Code::system, error.what()));
     throw;
   }
 }

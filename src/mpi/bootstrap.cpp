@@ -115,7 +115,7 @@ class Watch {
       const ProcessId& process = processes_[rank];
       if (!can_see(process) || !is_ending(process)) continue;
       if (rank == suspect_)
-        throw Error(Code::peer, std::string(what_) + "rank " + std::to_string(rank) + " (process " +
+        throw Error(Code::dead, std::string(what_) + "rank " + std::to_string(rank) + " (process " +
                                     std::to_string(process.pid) + ") is gone");
       suspect_ = rank;
       return;

@@ -158,6 +158,8 @@ void do_or_fail(Member& member, const Step& step) {
   try {
     step();
   } catch (const std::exception& error) {
+    if (const auto* const known = dynamic_cast<const Error*>(&error))
+      member.failure_code = known->code();
     try {
       member.failure = error.what();
     } catch (const std::exception&) {
@@ -298,6 +300,23 @@ int end_with_error(MPI_Comm comm, const std::exception& error, bool is_in_mpi) {
     member->communicator->give_up(known != nullptr ? *known : Error(Code::system, error.what()));
   }
   return raise(comm, error, is_in_mpi);
+}
+
+int revoke(Word comm) noexcept {
+  const Library& mpi = library();
+  const auto original = reinterpret_cast<int (*)(Word)>(mpi.find("PMPIX_Comm_revoke"));
+  if (original == nullptr) return MPI_ERR_OTHER;
+  const Member* const member = mpi.is_ours ? find_member(from_word<MPI_Comm>(comm)) : nullptr;
+  // First: whom the MPI tells of it may go on with other reductions than those that wait.
+  if (member != nullptr && member->communicator) {
+    try {
+      member->communicator->give_up(Error(
+          Code::revoked, "the communicator was revoked on rank " + std::to_string(member->rank)));
+    } catch (const std::bad_alloc&) {
+      log(Config::Log::error, "out of memory: peers do not hear of MPIX_Comm_revoke");
+    }
+  }
+  return original(comm);
 }
 
 Member* make_member(MPI_Comm comm) {

@@ -28,7 +28,8 @@ struct Member {
   MpiBootstrap* bootstrap = nullptr;  ///< the communicator's
   /// Nothing is served here. not_set_up: not yet, see settle().
   std::optional<Decline> declined;
-  std::string failure;             ///< setting it up, or preparing it, went wrong
+  std::string failure;             ///< setting it up, or preparing it, went wrong, ...
+  Code failure_code{};             ///< ... as an Error of this kind
   std::unique_ptr<Config> config;  ///< its own settings; null: those of the process
   bool was_left_to_mpi = false;    ///< the last blocking call
   /// What the last served call was and came to: the next is often the same. Zero: nothing known.
@@ -64,7 +65,8 @@ inline Member* find_member(MPI_Comm comm) {
 
 inline void check_set_up(const Member& member) {
   if (!member.failure.empty()) [[unlikely]]
-    throw Error(Code::unusable, "this communicator could not be set up: " + member.failure);
+    throw Error(passed_on(member.failure_code, Code::unusable),
+                "this communicator could not be set up: " + member.failure);
 }
 /// Throws Error if something has gone wrong on the communicator. Its calls are not left to the MPI
 /// either, where they would meet what was begun to set it up.
@@ -77,6 +79,9 @@ inline void check_usable(const Member& member) {
 /// take its next call for this one. (What the MPI itself reports is none of them.) Returns or
 /// throws what the call does.
 int end_with_error(MPI_Comm comm, const std::exception& error, bool is_in_mpi);
+
+/// MPIX_Comm_revoke: peers that wait in reductions of ours do not hear of it from the MPI.
+int revoke(Word comm) noexcept;
 
 /// Whether what the MPI refuses on `comm` may return as if it had not, see kUnwritten.
 bool may_hide_refusals(MPI_Comm comm);

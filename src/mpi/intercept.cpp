@@ -368,6 +368,10 @@ TRIB_REPLACE(MPI_Comm_idup_with_info, (Word comm, Word info, Word child, Word re
              return trib::mpi::idup(Entry::Comm_idup_with_info, comm, info, child, request))
 #endif
 
+#if !TRIB_MPI_ABI
+TRIB_REPLACE(MPIX_Comm_revoke, (Word comm), return trib::mpi::revoke(comm))
+#endif
+
 TRIB_REPLACE(MPI_Comm_free, (Word comm),
              return trib::mpi::free_communicator(Entry::Comm_free, comm))
 TRIB_REPLACE(MPI_Comm_disconnect, (Word comm),

@@ -285,12 +285,26 @@ bool is_error_in_status(int status) {
          error_class == MPI_ERR_IN_STATUS;
 }
 
+namespace {
+
+/// What the MPI reports, as far as programs that tolerate faults want to know.
+Code code_of_class(int status) {
+  int error_class = MPI_ERR_OTHER;
+  library().Error_class(status, &error_class);
+  if (error_class == MPI_ERR_OTHER) return Code::system;  // also where an MPI has no other
+  if (error_class == TRIB_ERR_PROC_FAILED) return Code::dead;
+  if (error_class == TRIB_ERR_REVOKED) return Code::revoked;
+  return Code::system;
+}
+
+}  // namespace
+
 void check(int status, const char* function) {
   if (status == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING + 1] = "";
   int length = 0;
   library().Error_string(status, text, &length);
-  throw Error(Code::system, std::string(function) + " failed: " + text);
+  throw Error(code_of_class(status), std::string(function) + " failed: " + text);
 }
 
 }  // namespace trib::mpi

@@ -101,3 +101,14 @@ void* predefined(const char* symbol);
 #define MPIX_C_BF16 MPI_DATATYPE_NULL
 #endif
 #endif
+// What MPIs that tolerate faults call a peer's death and a revoked communicator.
+#if TRIB_MPI_OPENMPI && defined MPI_ERR_REVOKED
+#define TRIB_ERR_PROC_FAILED MPI_ERR_PROC_FAILED
+#define TRIB_ERR_REVOKED MPI_ERR_REVOKED
+#elif defined MPIX_ERR_REVOKED
+#define TRIB_ERR_PROC_FAILED MPIX_ERR_PROC_FAILED
+#define TRIB_ERR_REVOKED MPIX_ERR_REVOKED
+#else
+#define TRIB_ERR_PROC_FAILED MPI_ERR_OTHER
+#define TRIB_ERR_REVOKED MPI_ERR_OTHER
+#endif

@@ -37,6 +37,21 @@ bool has_text(int code, const std::string& text) {
   return library().Error_string(code, found, &length) == MPI_SUCCESS && text == found;
 }
 
+int class_of(Code code) {
+  switch (code) {
+    case Code::argument:
+      return MPI_ERR_ARG;
+    case Code::request:
+      return MPI_ERR_REQUEST;
+    case Code::dead:
+      return TRIB_ERR_PROC_FAILED;
+    case Code::revoked:
+      return TRIB_ERR_REVOKED;
+    default:
+      return MPI_ERR_OTHER;
+  }
+}
+
 /// A code of the class with the text; the bare class where the MPI cannot.
 int code_for(int error_class, const std::string& text) {
   const Library& mpi = library();
@@ -78,10 +93,7 @@ int code_of(const std::exception& error) noexcept {
     // at least in the MPICH family, 256 in Open MPI.
     constexpr std::size_t limit = std::min<std::size_t>(MPI_MAX_ERROR_STRING, 512) - 1;
     if (text.size() > limit) text = text.substr(0, limit - 3) + "...";
-    return code_for(kind == Code::argument  ? MPI_ERR_ARG
-                    : kind == Code::request ? MPI_ERR_REQUEST
-                                            : MPI_ERR_OTHER,
-                    text);
+    return code_for(class_of(kind), text);
   } catch (const std::exception&) {
     return MPI_ERR_OTHER;  // out of memory: the class without a text
   }

@@ -65,6 +65,15 @@ inline bool was_served(MPI_Comm comm) {
   return name != "" && name != "mpi" && name != "none";
 }
 
+// What MPIs that tolerate faults call a process that has failed and a revoked communicator.
+#ifdef MPIX_ERR_REVOKED
+constexpr int kProcFailed = MPIX_ERR_PROC_FAILED, kRevoked = MPIX_ERR_REVOKED;
+#elif defined MPI_ERR_REVOKED
+constexpr int kProcFailed = MPI_ERR_PROC_FAILED, kRevoked = MPI_ERR_REVOKED;
+#else
+constexpr int kProcFailed = MPI_ERR_OTHER, kRevoked = MPI_ERR_OTHER;
+#endif
+
 inline std::string error_text(int code) {
   char text[MPI_MAX_ERROR_STRING + 1] = "";
   int length = 0;

@@ -440,7 +440,7 @@ int main(int argc, char** argv) {
     if (!odd) status = ended();
     std::this_thread::sleep_until(end);
   } else if (is_killed) {  // the launcher must not clean up
-    expected_class = MPI_ERR_OTHER;
+    expected_class = kProcFailed;
     std::signal(SIGPIPE, SIG_IGN);  // the launcher may go, and with it the way to its output
     auto begin = std::chrono::steady_clock::now();
     if (is("-later")) {  // when the others have been waiting for it

@@ -52,6 +52,9 @@ class Mpi:
         """So that a rank's end does not end the others."""
         return ["-disable-auto-cleanup"] if self.kind == "mpich" else []
 
+    def options_to_tolerate_faults(self) -> list[str]:
+        return ["--with-ft", "ulfm"] if self.kind == "openmpi" else []
+
     def command(self, ranks: int) -> list[str]:
         options = list(self.options)
         if self.kind == "openmpi":
@@ -146,6 +149,9 @@ def main() -> int:
         help="the launcher leaves the other ranks alone when one ends",
     )
     parser.add_argument(
+        "--tolerate-faults", action="store_true", help="as the MPI's launcher is told to"
+    )
+    parser.add_argument(
         "--also", action="append", default=[], help="a command that as many ranks run"
     )
     parser.add_argument("--expect", action="append", default=[], help="text in the output")
@@ -158,6 +164,9 @@ def main() -> int:
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
     mpi = known(arguments.mpis)[arguments.mpi]
+    options = mpi.options_to_keep_others() if arguments.keep_others else []
+    if arguments.tolerate_faults:
+        options += mpi.options_to_tolerate_faults()
     if arguments.preload_in:
         mpi.preload = str(Path(arguments.preload_in) / Path(mpi.preload).name)
     for ranks in map(int, arguments.ranks.split(",")):
@@ -169,7 +178,7 @@ def main() -> int:
                 preload=None if arguments.no_preload else "",
                 env=dict(item.split("=", 1) for item in arguments.env),
                 timeout=arguments.timeout,
-                options=mpi.options_to_keep_others() if arguments.keep_others else None,
+                options=options,
                 also=[command.split() for command in arguments.also],
             )
             if reason := reason_to_skip(result, ranks):

@@ -66,7 +66,7 @@ class StandInChannel final : public trib::DeviceChannel {
   }
   bool reserve(trib::Engine, std::string&) override { return false; }
   bool has(trib::Engine) const override { return false; }
-  void poison(const std::string&) noexcept override { is_over_ = true; }
+  void poison(const trib::Error&) noexcept override { is_over_ = true; }
   trib::Memory where(const void*) const override { return trib::Memory::device; }
   int max_blocks() const override { return 16; }
   void* allocate(std::size_t) override { return nullptr; }

@@ -324,7 +324,7 @@ TEST_F(ChannelTest, FollowersWaitForTheirLeadersKernels) {
     call.program->launch(call.arguments);
     barrier(bootstrap);
     if (rank == 1) {
-      channel->poison("it is over");
+      channel->poison(Error(Code::timeout, "it is over"));
       EXPECT_TRUE(has_ended);
     } else {
       std::thread kernel([] {
@@ -333,7 +333,7 @@ TEST_F(ChannelTest, FollowersWaitForTheirLeadersKernels) {
         std::atomic_ref(doorbells[0]->done).store(1, std::memory_order_release);
       });
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      channel->poison("a peer says so");
+      channel->poison(Error(Code::peer, "a peer says so"));
       kernel.join();
     }
     barrier(bootstrap);
@@ -425,7 +425,7 @@ TEST_F(ChannelTest, NothingIsReachedFromAContextThatIsGone) {
       EXPECT_EQ(where(0), Memory::host);
       channel->tidy_up();
       const auto start = std::chrono::steady_clock::now();
-      channel->poison("it is over");
+      channel->poison(Error(Code::timeout, "it is over"));
       EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
       EXPECT_EQ(doorbells[0]->abort, 0u);  // the driver has taken that back, too
     }

@@ -88,7 +88,7 @@ class StandInChannel final : public DeviceChannel {
   }
   bool reserve(Engine, std::string&) override { return false; }
   bool has(Engine) const override { return false; }
-  void poison(const std::string& why) noexcept override { channel_->poison(why); }
+  void poison(const Error& why) noexcept override { channel_->poison(why); }
   Memory where(const void* pointer) const override;
   int max_blocks() const override { return 1; }
   void* allocate(std::size_t) override { return nullptr; }

@@ -84,7 +84,7 @@ class NoChannel final : public DeviceChannel {
     return true;
   }
   bool has(Engine engine) const override { return reserved_.contains(engine); }
-  void poison(const std::string&) noexcept override {}
+  void poison(const Error&) noexcept override {}
   Memory where(const void* pointer) const override;
   int max_blocks() const override { return 132; }
   void* allocate(std::size_t bytes) override {

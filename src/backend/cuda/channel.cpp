@@ -429,7 +429,7 @@ bool Channel::reserve(Engine engine, std::string& why) {
   return engine == Engine::copy || copy_engine_->reserve_gemv(bootstrap_, cublas_, why);
 }
 
-void Channel::poison(const std::string&) noexcept {
+void Channel::poison(const Error&) noexcept {
   if (doorbell_ == nullptr) return;
   if (!context_id_.is_there()) {
     // Nothing of ours runs any more, and there is no doorbell.

@@ -38,7 +38,7 @@ class Channel final : public trib::DeviceChannel {
   bool has(Engine engine) const override {
     return copy_engine_ != nullptr && (engine == Engine::copy || copy_engine_->can_gemv());
   }
-  void poison(const std::string& why) noexcept override;
+  void poison(const Error& why) noexcept override;
   Memory where(const void* pointer) const override;
   bool is_through_host() const override { return segment_ != nullptr; }
   int max_blocks() const override { return max_blocks_; }

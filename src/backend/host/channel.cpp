@@ -313,6 +313,7 @@ bool Channel::compare(int peer) {
 }
 
 void Channel::disagree(int peer) const {
+  check_not_revoked();  // who knows that it is goes on with other calls
   const Control &own = *peers_[rank_].control, &its = *peers_[peer].control;
   const auto signature_of = [](const Record& record) {
     Signature signature = unpack(record.packed.load(std::memory_order_relaxed));
@@ -366,14 +367,23 @@ int Channel::missing() {
 
 void Channel::check_not_failed(int peer) const {
   const State& state = peers_[static_cast<std::size_t>(peer)].control->state;
-  if (state.failed.load(std::memory_order_acquire) != 0)
-    throw Error(Code::peer, "rank " + std::to_string(peer) + " failed: " +
-                                std::string(state.why, strnlen(state.why, sizeof state.why)));
+  const std::uint32_t failed = state.failed.load(std::memory_order_acquire);
+  if (failed != 0)
+    throw Error(passed_on(static_cast<Code>(failed - 1), Code::peer),
+                "rank " + std::to_string(peer) +
+                    " failed: " + std::string(state.why, strnlen(state.why, sizeof state.why)));
 }
 
 void Channel::check_none_failed() const {
   for (int rank = 0; rank < size_; ++rank)
     if (rank != rank_) check_not_failed(rank);
+}
+
+void Channel::check_not_revoked() const {
+  for (int rank = 0; rank < size_; ++rank)
+    if (peers_[rank].control->state.failed.load(std::memory_order_acquire) ==
+        1 + static_cast<std::uint32_t>(Code::revoked))
+      check_not_failed(rank);
 }
 
 void Channel::diagnose(int blocked_on, std::uint64_t position) {
@@ -442,7 +452,7 @@ void Channel::check_alive(int blocked_on) {
   if (!can_see_processes_ || blocked_on < 0) return;
   const ProcessId& process = peers_[blocked_on].process;
   if (is_ending(process))
-    throw Error(Code::peer, "rank " + std::to_string(blocked_on) + " (process " +
+    throw Error(Code::dead, "rank " + std::to_string(blocked_on) + " (process " +
                                 std::to_string(process.pid) + ") is gone");
 }
 
@@ -541,15 +551,16 @@ void Channel::wake_waiting() {
   }
 }
 
-void Channel::poison(const std::string& why) noexcept {
+void Channel::poison(const Error& why) noexcept {
   State& state = peers_[rank_].control->state;
   if (is_poisoned_.exchange(true)) {
     // Another thread is at it. Nobody leaves a call before peers can see that it failed.
     while (state.failed.load(std::memory_order_relaxed) == 0) ::sched_yield();
     return;
   }
-  std::strncpy(state.why, why.c_str(), sizeof state.why - 1);
-  state.failed.store(1, std::memory_order_release);  // pairs with the acquire in diagnose()
+  std::strncpy(state.why, why.what(), sizeof state.why - 1);
+  // Release: pairs with the acquire in check_not_failed().
+  state.failed.store(1 + static_cast<std::uint32_t>(why.code()), std::memory_order_release);
   // Release: pairs with the fence in Program::check_stayed(); what the caller then does with its
   // buffers comes after the mark.
   std::atomic_thread_fence(std::memory_order_release);

@@ -86,7 +86,7 @@ struct alignas(kCacheLine) Completed {
 
 struct alignas(kCacheLine) State {
   std::atomic<std::uint64_t> call;    // number of the call that this rank has entered last
-  std::atomic<std::uint32_t> failed;  // set after `why`
+  std::atomic<std::uint32_t> failed;  // 1 + its Code; set after `why`
   std::atomic<std::uint32_t> has_left;
   std::atomic<std::uint64_t> posts;  // that it has made on other channels
   char why[168];
@@ -160,8 +160,9 @@ class Channel final : public HostChannel {
   void check_not_missed(int rank) override;
   void check_all_alive() override;
   void check_none_failed() const override;
+  void check_not_revoked() const override;
   bool have_all_left() override;
-  void poison(const std::string& why) noexcept override;
+  void poison(const Error& why) noexcept override;
   std::uint32_t show_wait(int peer) override;
   bool sleep(std::uint32_t ticket, std::chrono::microseconds most) override;
   void end_wait() override;
