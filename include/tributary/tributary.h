@@ -95,13 +95,15 @@ typedef int (*trib_exchange)(void* context, const void* mine, void* all, size_t 
 trib_result trib_comm_create(trib_comm** comm, int rank, int size, trib_exchange exchange,
                              void* context);
 
-/* Waits for the operations that were enqueued. Collective, unless the communicator failed: ranks
+/* Waits for the operations that were enqueued (but for a rank's that is alone: those are copies,
+ * which need no communicator). Collective, unless the communicator failed: ranks
  * that are threads of one process call it each from its own thread, and all ranks destroy
  * communicators in the same order. It waits a minute for ranks that do not. No other thread may be
  * in a call on the communicator or its requests; graphs that hold such calls may not be replayed
- * any more. If there are such graphs, all that the CUDA context has under way is waited for, since
- * only the program knows where they run: nothing there may wait for what comes after this call, and
- * no stream of the context may be under capture, which CUDA would break. The communicator is gone
+ * any more. Destroy them first, with all that was made of them, and wait for their last replay:
+ * where there still are any, all that the CUDA context has under way is waited for, since only the
+ * program knows where they run. Then nothing there may wait for what comes after this call, and no
+ * stream of the context may be under capture, which CUDA would break. The communicator is gone
  * whatever is returned: its first failure, if it had one. Null is none. */
 trib_result trib_comm_destroy(trib_comm* comm);
 

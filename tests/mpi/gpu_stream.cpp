@@ -416,10 +416,46 @@ void destroyed_in_a_replay() {
   for (int i = 0; i < kReplays; ++i)
     CHECK(gpu.call("cuGraphLaunch", executable, stream.handle) == 0, "no launch");
   CHECK(API(trib_comm_destroy)(comm) == TRIB_SUCCESS, "%s", last_error().c_str());
+  if (size == 1) stream.wait();  // a copy, which needs no communicator
   CHECK(gpu.call("cuStreamQuery", stream.handle) == 0, "destroyed while a graph was replayed");
   expect(out, 0, out.count, 3, "replayed until the end");
   CHECK(gpu.call("cuGraphExecDestroy", executable) == 0, "a graph that was replayed cannot go");
   CHECK(gpu.call("cuGraphDestroy", captured) == 0, "a graph that was replayed cannot go");
+}
+
+/// A communicator whose graphs are gone is destroyed while a stream is captured that has nothing to
+/// do with it.
+void destroyed_beside_a_capture(int mode) {
+  Gpu& gpu = Gpu::get();
+  trib_comm* comm = nullptr;
+  CHECK(API(trib_comm_create)(&comm, rank, size, exchange, nullptr) == TRIB_SUCCESS, "%s",
+        last_error().c_str());
+  Stream stream, other;
+  Buffer in(5000), out(5000), copy(5000);
+  in.fill(4);
+  void *captured = nullptr, *executable = nullptr;
+  for (int graph = 0; graph < 3; ++graph) {  // the second is never launched, the third never made
+    CHECK(gpu.call("cuStreamBeginCapture_v2", stream.handle, mode) == 0, "no capture");
+    for (int i = 0; i < 2; ++i)
+      CHECK(API(trib_allreduce)(in.data, out.data, in.count, TRIB_FLOAT32, TRIB_SUM, comm,
+                                stream.handle) == TRIB_SUCCESS,
+            "%s", last_error().c_str());
+    CHECK(gpu.call("cuStreamEndCapture", stream.handle, &captured) == 0, "the capture was broken");
+    if (graph < 2)
+      CHECK(gpu.call("cuGraphInstantiateWithFlags", &executable, captured, 0ull) == 0, "no graph");
+    CHECK(gpu.call("cuGraphDestroy", captured) == 0, "");
+    if (graph == 0) CHECK(gpu.call("cuGraphLaunch", executable, stream.handle) == 0, "no launch");
+    if (graph < 2) CHECK(gpu.call("cuGraphExecDestroy", executable) == 0, "");
+  }
+  stream.wait();
+  expect(out, 0, out.count, 4, "replayed");
+  CHECK(gpu.call("cuStreamBeginCapture_v2", other.handle, mode) == 0, "no capture");
+  CHECK(API(trib_comm_destroy)(comm) == TRIB_SUCCESS, "%s", last_error().c_str());
+  CHECK(gpu.call("cuMemcpyDtoDAsync_v2", copy.data, out.data, std::size_t{5000 * sizeof(float)},
+                 other.handle) == 0,
+        "the capture was broken");
+  CHECK(gpu.call("cuStreamEndCapture", other.handle, &captured) == 0, "the capture was broken");
+  CHECK(gpu.call("cuGraphDestroy", captured) == 0, "");
 }
 
 /// Rank 0 is through with its part, and with the communicator, long before the others begin.
@@ -596,6 +632,8 @@ int main(int argc, char** argv) {
     passed("a graph in place");
     destroyed_in_a_replay();
     passed("destroyed in a replay");
+    for (const int mode : {1, 0}) destroyed_beside_a_capture(mode);  // a thread's, or any
+    passed("destroyed beside a capture");
   }
   if (size > 1) disagreements();
   passed("ranks that disagree");

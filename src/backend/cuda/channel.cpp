@@ -79,6 +79,9 @@ int neighbours(int size) {
 /// Most copies on the default stream are through by then.
 constexpr auto kSoon = std::chrono::microseconds(50);
 
+/// The driver has told by then that a graph is gone.
+constexpr auto kSoonGone = std::chrono::milliseconds(50);
+
 /// For buffers that a program uses seldom, kernels do without mapping them: on two H100 a call that
 /// maps takes 0.5 ms longer, with 4 MiB and more for what lay there before 2, and those after it
 /// gain 1 to 9 us.
@@ -111,6 +114,7 @@ Channel::Channel(Bootstrap& bootstrap, const Config& config)
       rank_(bootstrap.rank()),
       size_(bootstrap.size()),
       peers_(static_cast<std::size_t>(size_)),
+      graphs_(driver_),
       segment_mode_(config.segment),
       ignores_default_stream_(config.default_stream == Config::DefaultStream::ignore),
       cublas_(config.cublas) {
@@ -347,7 +351,7 @@ void Channel::release() noexcept {
     // Kernels that were enqueued still use all of this. They end: by what poison() tells them, or
     // by their own limit.
     if (is_enqueued_) driver_.cuEventSynchronize_(last_);
-    if (is_captured_) driver_.cuCtxSynchronize_();
+    if (graphs_.any()) driver_.cuCtxSynchronize_();
     if (resident_stream_ != nullptr) {
       if (resident_.program != nullptr) dismiss();
       driver_.cuStreamSynchronize_(resident_stream_);
@@ -494,9 +498,8 @@ void Channel::check_result() const {
 void Channel::drain() {
   const Current current(context_id_);
   if (is_enqueued_) cuda::check(driver_.cuEventSynchronize_(last_), "a kernel failed");
-  // Graphs that were replayed are on streams that only the program knows. (An event behind each
-  // call that a graph holds would tell, but is a node more: 0.7 to 1.3 us for each call of 4 to 9.)
-  if (is_captured_) cuda::check(driver_.cuCtxSynchronize_(), "a kernel failed");
+  // What is replayed is on streams that only the program knows.
+  if (graphs_.any(kSoonGone)) cuda::check(driver_.cuCtxSynchronize_(), "a kernel failed");
   check();
 }
 

@@ -12,6 +12,7 @@
 #include "backend/cuda/copy_engine.hpp"
 #include "backend/cuda/driver.hpp"
 #include "backend/cuda/exports.hpp"
+#include "backend/cuda/graphs.hpp"
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/launch.hpp"
 #include "backend/cuda/queue.hpp"
@@ -150,7 +151,8 @@ class Channel final : public trib::DeviceChannel {
   // Stream-ordered launches run one after the other, on whatever streams they are enqueued.
   CUevent last_ = nullptr;
   std::atomic<bool> is_enqueued_{false};  // poison() looks from any thread
-  std::atomic<bool> is_captured_{false};  // graphs may run launches that the host does not see
+  std::atomic<bool> is_captured_{false};  // graphs may run launches that the host does not see, ...
+  Graphs graphs_;                         // ... those here
   std::shared_ptr<Queue> queue_;          // of enqueued launches, with those of other channels
   std::uint32_t last_run_ = 0;
   std::uint32_t known_run_ = 0;   // of enqueued launches: see Launch

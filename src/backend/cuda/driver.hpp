@@ -49,6 +49,7 @@ namespace trib::cuda {
   X(cuGraphInstantiate)             \
   X(cuGraphKernelNodeSetAttribute)  \
   X(cuGraphLaunch)                  \
+  X(cuGraphRetainUserObject)        \
   X(cuInit)                         \
   X(cuIpcCloseMemHandle)            \
   X(cuIpcGetMemHandle)              \
@@ -88,12 +89,15 @@ namespace trib::cuda {
   X(cuStreamCreate)                 \
   X(cuStreamCreateWithPriority)     \
   X(cuStreamDestroy)                \
+  X(cuStreamGetCaptureInfo)         \
   X(cuStreamGetId)                  \
   X(cuStreamIsCapturing)            \
   X(cuStreamQuery)                  \
   X(cuStreamSynchronize)            \
   X(cuStreamWaitEvent)              \
   X(cuStreamWriteValue64)           \
+  X(cuUserObjectCreate)             \
+  X(cuUserObjectRelease)            \
   X(cuThreadExchangeStreamCaptureMode)
 
 struct Driver {

@@ -600,6 +600,7 @@ void Program::start(const Arguments& arguments) {
   if (arguments.is_enqueued) {
     stream = static_cast<CUstream>(arguments.stream);
     if (arguments.is_captured) {
+      channel_.graphs_.add(stream);
       channel_.is_captured_ = true;
     } else {
       unsigned long long stream_id = 0;
