@@ -48,6 +48,17 @@ Function* tributary(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
 }
 
+/// For what an MPI by itself does wrong.
+inline bool library_is(const char* name) {
+  std::string text(MPI_MAX_LIBRARY_VERSION_STRING + 1, 0);
+  int length = 0;
+  MPI_Get_library_version(text.data(), &length);
+  return text.find(name) != std::string::npos;
+}
+inline bool is_open_mpi() { return library_is("Open MPI"); }
+inline bool is_intel() { return library_is("Intel"); }
+inline bool is_mpich() { return library_is("MPICH") || is_intel(); }  ///< or made of it
+
 /// Whether calls are expected to be served: preloaded, and not told otherwise.
 inline bool is_served_here() {
   static const bool result =

@@ -216,12 +216,7 @@ void take_first(void* in, void* inout, int* count, MPI_Datatype*) {
 
 /// Intel MPI 2021.18 copies this rank's part of persistent gathers and scatters in their
 /// MPI_*_init, and never again; others of its persistent calls end with "Invalid communicator".
-bool has_sound_persistent() {
-  char text[MPI_MAX_LIBRARY_VERSION_STRING];
-  int length;
-  MPI_Get_library_version(text, &length);
-  return std::strstr(text, "Intel") == nullptr;
-}
+bool has_sound_persistent() { return !is_intel(); }
 
 /// Reference and call must fold in the same order: a sum does not care.
 void all_calls(const std::vector<Type>& types, MPI_Op op, MPI_Comm comm) {

@@ -705,6 +705,18 @@ const Packing kPackings[] = {
 #endif
 };
 
+/// Intel MPI 2021.18 ends with "Unhandled conversion of unequal size" on AMD processors.
+bool has_sound_external() {
+#ifdef __x86_64__
+  return !is_intel() || __builtin_cpu_is("intel");
+#else
+  return true;
+#endif
+}
+bool is_sound(const Packing& packing) {
+  return has_sound_external() || std::strstr(packing.name, "external") == nullptr;
+}
+
 /// Elements go to the next rank in packed form, between bytes that are not theirs, and one of them
 /// in a form of its own. As always, what comes of it on the device is what comes of it on the host.
 void packed(const std::vector<Type>& types) {
@@ -745,6 +757,7 @@ void packed(const std::vector<Type>& types) {
   for (const Packing& packing : kPackings)
     for (const Type& type : types)
       for (const int count : {0, 1, 3000}) {
+        if (!is_sound(packing)) continue;
         const Left expected = made_on(packing, type, count, Kind::host, Kind::host);
         for (const auto& [of_data, of_form] :
              {std::pair(Kind::device, Kind::device), std::pair(Kind::device, Kind::host),
@@ -797,6 +810,7 @@ void packed_wrongly() {
          {Wrong{"no room", 10, 36, MPI_INT}, Wrong{"no type", 10, 80, MPI_DATATYPE_NULL},
           Wrong{"negative count", -1, 80, MPI_INT}})
       for (const bool is_packed : {true, false}) {
+        if (!is_sound(packing)) continue;
         const auto made_on = [&](Kind its_kind) {
           Buffer in(80, 0xa5, its_kind), out(80, 0x5a, its_kind);
           MPI_Aint at = 0;
@@ -884,7 +898,7 @@ int main(int argc, char** argv) {
   short_messages(types);
   bottom();
   packed(types);
-  packed_longs();
+  if (has_sound_external()) packed_longs();
   thousands();
   freed_and_cancelled();
   if (size > 1) errors();  // Open MPI 5.0.11 does not see that of a message to itself

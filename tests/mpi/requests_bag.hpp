@@ -53,17 +53,6 @@ inline void check_empty(const MPI_Status& status) {
   check_error_field(status);
 }
 
-/// For what an MPI by itself does wrong.
-inline bool library_is(const char* name) {
-  std::string text(MPI_MAX_LIBRARY_VERSION_STRING + 1, 0);
-  int length = 0;
-  MPI_Get_library_version(text.data(), &length);
-  return text.find(name) != std::string::npos;
-}
-inline bool is_open_mpi() { return library_is("Open MPI"); }
-inline bool is_intel() { return library_is("Intel"); }
-inline bool is_mpich() { return library_is("MPICH") || is_intel(); }  ///< or made of it
-
 /// Persistent reductions are not the MPI's, but for those on communicators of one rank, say.
 inline bool are_collectives_ours() {
   return is_served_here() && size > 1 && std::string_view(section) != "communicators";
