@@ -887,7 +887,8 @@ void Background::fail(const Error& error) noexcept {
   fail_all(error);
 }
 
-void Background::fail_all(const Error& error) noexcept {
+void Background::fail_all(const Error& its) noexcept {
+  const Error error = cause_of(main_, its);
   if (!has_failed()) {
     failure_ = error;
     has_failed_.store(true, std::memory_order_release);

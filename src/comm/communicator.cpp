@@ -13,6 +13,7 @@
 #include "comm/communicator_impl.hpp"
 #include "comm/cut.hpp"
 #include "comm/staging.hpp"
+#include "comm/suspects.hpp"
 
 namespace trib {
 namespace {
@@ -471,12 +472,15 @@ void Communicator::fail() {
 }
 
 void Communicator::fail(const Error& error) {
-  give_up(error);
-  throw error;
+  const Error cause = channel_ ? cause_of(*channel_, error) : error;
+  give_up(cause);
+  throw cause;
 }
 
-void Communicator::refuse(const Error& failure) {
-  throw Error(passed_on(failure.code(), Code::unusable),
+void Communicator::refuse(const Error& failure) const {
+  throw Error(is_revoked_.load(std::memory_order_relaxed)
+                  ? Code::revoked
+                  : passed_on(failure.code(), Code::unusable),
               std::string("this communicator is unusable since: ") + failure.what());
 }
 
@@ -485,6 +489,8 @@ void Communicator::give_up(const Error& error) noexcept {
     // Several threads may come here at once, with requests of their own. None leaves before peers
     // can see that this rank failed.
     const std::lock_guard lock(failure_mutex_);
+    const bool is_revoked = error.code() == Code::revoked;
+    if (is_revoked) is_revoked_.store(true, std::memory_order_relaxed);
     if (!has_failed_.load(std::memory_order_relaxed)) {
       const bool is_known = background_ && background_->has_failed();
       failure_ = is_known ? background_->failure() : error;
@@ -492,6 +498,7 @@ void Communicator::give_up(const Error& error) noexcept {
       if (channel_) channel_->poison(*failure_);
       devices_.poison(*failure_);
     }
+    if (is_revoked && channel_) channel_->poison(error);  // whatever had failed before
   }
   if (background_) background_->fail(error);
 }

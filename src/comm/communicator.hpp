@@ -214,7 +214,7 @@ class Communicator {
   bool is_data_due(const Path& path, const Plan& plan);
   [[noreturn]] void fail();
   [[noreturn]] void fail(const Error& error);
-  [[noreturn]] static void refuse(const Error& failure);
+  [[noreturn]] void refuse(const Error& failure) const;
 
   const std::unique_ptr<Bootstrap> bootstrap_;
   Group group_;
@@ -233,6 +233,7 @@ class Communicator {
   std::mutex failure_mutex_;
   std::optional<Error> failure_;         // why it is unusable; written once, before ...
   std::atomic<bool> has_failed_{false};  // ... this is set
+  std::atomic<bool> is_revoked_{false};  // since then, or before
   const char* last_algorithm_ = "none";
   std::unique_ptr<Plans> plans_;
   std::unique_ptr<Plans> meetings_;  // before calls that are left to the MPI

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Whom to look at while a wait for an operation takes long.
+// Whom to look at while a wait for an operation takes long, and what a failure comes from.
 #pragma once
 
 #include "backend/backend.hpp"
+#include "base/error.hpp"
 
 namespace trib {
 
@@ -19,6 +20,19 @@ inline void check_alive(HostChannel& channel, const Operation& operation, int pe
     channel.check_all_alive();
   else
     channel.check_alive(peer);
+}
+
+/// What is to be told in place of `error`: a rank that knows that the communicator is revoked goes
+/// on with other calls, which looks like a disagreement, and one whose kernel was ended does not
+/// know why; who has ended it has told the host first.
+inline Error cause_of(const HostChannel& channel, const Error& error) noexcept {
+  try {
+    channel.check_not_revoked();
+    if (error.code() == Code::peer) channel.check_none_failed();
+  } catch (const Error& cause) {
+    return cause;
+  }
+  return error;
 }
 
 }  // namespace trib

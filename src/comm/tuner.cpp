@@ -278,13 +278,14 @@ class NoFloatingPointTraps {
 std::optional<Record> tune(const TunerParts& parts, const Request& request, double budget) {
   const NoFloatingPointTraps no_traps;
   Tuner tuner(parts, request);
+  const Error out_of_memory(Code::system, "out of memory");  // while there is some
   try {
     return tuner.result(budget);
   } catch (const Error& error) {
     tuner.poison(error);  // peers wait on a channel that nobody else knows
     throw;
-  } catch (const std::exception& error) {
-    tuner.poison(Error(Code::system, error.what()));
+  } catch (const std::exception&) {
+    tuner.poison(out_of_memory);
     throw;
   }
 }

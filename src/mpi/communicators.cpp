@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -188,6 +189,13 @@ void do_or_tell(MPI_Comm comm, const Step& step) {
 /// Ranks outside of the others want these cores, too.
 std::atomic<bool> is_amid_crowd = false;
 
+/// Where a communicator is set up and revoked in two threads.
+std::mutex revoking;
+
+Error revocation(const Member& member) {
+  return {Code::revoked, "the communicator was revoked on rank " + std::to_string(member.rank)};
+}
+
 void set_up(MPI_Comm comm, Member& member) {
   member.declined.reset();
   // The defaults, if there was an error.
@@ -201,8 +209,10 @@ void set_up(MPI_Comm comm, Member& member) {
       auto communicator =
           std::make_shared<Communicator>(std::move(bootstrap), config, is_amid_crowd.load());
       its_bootstrap->end_set_up();
+      const std::lock_guard lock(revoking);
       member.communicator = std::move(communicator);
       member.bootstrap = its_bootstrap;
+      if (member.is_revoked) member.communicator->give_up(revocation(member));
     });
   });
   if (member.communicator->is_crowded()) is_amid_crowd = true;
@@ -302,17 +312,21 @@ int end_with_error(MPI_Comm comm, const std::exception& error, bool is_in_mpi) {
   return raise(comm, error, is_in_mpi);
 }
 
-int revoke(Word comm) noexcept {
+int revoke(Word comm) {
   const Library& mpi = library();
   const auto original = reinterpret_cast<int (*)(Word)>(mpi.find("PMPIX_Comm_revoke"));
   if (original == nullptr) return MPI_ERR_OTHER;
-  const Member* const member = mpi.is_ours ? find_member(from_word<MPI_Comm>(comm)) : nullptr;
   // First: whom the MPI tells of it may go on with other reductions than those that wait.
-  if (member != nullptr && member->communicator) {
+  if (Member* const member = mpi.is_ours ? find_member(from_word<MPI_Comm>(comm)) : nullptr) {
     try {
-      member->communicator->give_up(Error(
-          Code::revoked, "the communicator was revoked on rank " + std::to_string(member->rank)));
-    } catch (const std::bad_alloc&) {
+      std::shared_ptr<Communicator> its;
+      {
+        const std::lock_guard lock(revoking);
+        member->is_revoked = true;
+        its = member->communicator;
+      }
+      if (its) its->give_up(revocation(*member));
+    } catch (const std::exception&) {
       log(Config::Log::error, "out of memory: peers do not hear of MPIX_Comm_revoke");
     }
   }

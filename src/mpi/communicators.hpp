@@ -30,6 +30,7 @@ struct Member {
   std::optional<Decline> declined;
   std::string failure;             ///< setting it up, or preparing it, went wrong, ...
   Code failure_code{};             ///< ... as an Error of this kind
+  bool is_revoked = false;         ///< under a mutex: also in another thread, during the set-up
   std::unique_ptr<Config> config;  ///< its own settings; null: those of the process
   bool was_left_to_mpi = false;    ///< the last blocking call
   /// What the last served call was and came to: the next is often the same. Zero: nothing known.
@@ -81,7 +82,7 @@ inline void check_usable(const Member& member) {
 int end_with_error(MPI_Comm comm, const std::exception& error, bool is_in_mpi);
 
 /// MPIX_Comm_revoke: peers that wait in reductions of ours do not hear of it from the MPI.
-int revoke(Word comm) noexcept;
+int revoke(Word comm);
 
 /// Whether what the MPI refuses on `comm` may return as if it had not, see kUnwritten.
 bool may_hide_refusals(MPI_Comm comm);

@@ -37,6 +37,12 @@ bool has_text(int code, const std::string& text) {
   return library().Error_string(code, found, &length) == MPI_SUCCESS && text == found;
 }
 
+/// Whether the MPI, which may be older than its header here, has these classes.
+bool tolerates_faults() {
+  static const bool result = library().find("PMPIX_Comm_revoke") != nullptr;
+  return result;
+}
+
 int class_of(Code code) {
   switch (code) {
     case Code::argument:
@@ -44,9 +50,9 @@ int class_of(Code code) {
     case Code::request:
       return MPI_ERR_REQUEST;
     case Code::dead:
-      return TRIB_ERR_PROC_FAILED;
+      return tolerates_faults() ? TRIB_ERR_PROC_FAILED : MPI_ERR_OTHER;
     case Code::revoked:
-      return TRIB_ERR_REVOKED;
+      return tolerates_faults() ? TRIB_ERR_REVOKED : MPI_ERR_OTHER;
     default:
       return MPI_ERR_OTHER;
   }
@@ -71,9 +77,11 @@ int code_for(int error_class, const std::string& text) {
       mpi.Add_error_string(slot.code, text.c_str()) == MPI_SUCCESS && has_text(slot.code, text))
     return slot.code;
   // MPICH 4.0 shows another text where a code is added to one of MPI's own classes; a class of ours
-  // does better.
+  // does better, but where programs look for that one.
+  const bool is_looked_for = error_class != MPI_ERR_OTHER && (error_class == TRIB_ERR_PROC_FAILED ||
+                                                              error_class == TRIB_ERR_REVOKED);
   int own_class = MPI_ERR_OTHER;
-  if (mpi.Add_error_class(&own_class) == MPI_SUCCESS &&
+  if (!is_looked_for && mpi.Add_error_class(&own_class) == MPI_SUCCESS &&
       mpi.Add_error_code(own_class, &slot.code) == MPI_SUCCESS &&
       mpi.Add_error_string(slot.code, text.c_str()) == MPI_SUCCESS && has_text(slot.code, text))
     return slot.code;

@@ -28,20 +28,19 @@ void Graphs::add(CUstream stream) {
   check(driver_.cuStreamGetCaptureInfo_(stream, &status, &capture, &graph, &nodes, &edges, &count),
         "cannot look at the stream");
   if (capture == last_) return;
+  last_ = capture;
+  // What cannot be watched counts for ever.
+  count_->fetch_add(1, std::memory_order_relaxed);
   auto share = std::make_unique<Count>(count_);
   CUuserObject object = nullptr;
-  check(
-      driver_.cuUserObjectCreate_(&object, share.get(), end, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC),
-      "cannot watch the graph");
+  if (driver_.cuUserObjectCreate_(&object, share.get(), end, 1,
+                                  CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) != CUDA_SUCCESS)
+    return;
   share.release();
-  count_->fetch_add(1, std::memory_order_relaxed);
-  if (const CUresult result =
-          driver_.cuGraphRetainUserObject_(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
-      result != CUDA_SUCCESS) {
-    driver_.cuUserObjectRelease_(object, 1);
-    check(result, "cannot watch the graph");
-  }
-  last_ = capture;
+  if (driver_.cuGraphRetainUserObject_(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE) == CUDA_SUCCESS)
+    return;
+  count_->fetch_add(1, std::memory_order_relaxed);  // which its end takes back
+  driver_.cuUserObjectRelease_(object, 1);
 }
 
 bool Graphs::any(std::chrono::microseconds patience) const {

@@ -313,7 +313,6 @@ bool Channel::compare(int peer) {
 }
 
 void Channel::disagree(int peer) const {
-  check_not_revoked();  // who knows that it is goes on with other calls
   const Control &own = *peers_[rank_].control, &its = *peers_[peer].control;
   const auto signature_of = [](const Record& record) {
     Signature signature = unpack(record.packed.load(std::memory_order_relaxed));
@@ -556,6 +555,9 @@ void Channel::poison(const Error& why) noexcept {
   if (is_poisoned_.exchange(true)) {
     // Another thread is at it. Nobody leaves a call before peers can see that it failed.
     while (state.failed.load(std::memory_order_relaxed) == 0) ::sched_yield();
+    // Whatever failed before: who waits for another rank looks for this.
+    if (why.code() == Code::revoked)
+      state.failed.store(1 + static_cast<std::uint32_t>(Code::revoked), std::memory_order_release);
     return;
   }
   std::strncpy(state.why, why.what(), sizeof state.why - 1);
