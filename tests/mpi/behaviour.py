@@ -182,7 +182,7 @@ def disagreement(context: Context) -> None:
         "agree",
         "refused",
     ):
-        for ranks in (2, 3):
+        for ranks in (2, 3) if context.mpi.kind == "mpich" else (3,):
             result = context.run(ranks, [context.program("errors"), case], timeout=40)
             expect(result.status == 0, result)
 
@@ -197,6 +197,8 @@ def time_limit(context: Context) -> None:
         (2, "unprepared"),
         (3, "unprepared"),
     ):
+        if ranks == 2 and case != "timeout-test" and context.mpi.kind != "mpich":
+            continue
         env = {"TRIB_TIMEOUT": "1"}
         result = context.run(ranks, [context.program("errors"), case], env=env, timeout=40)
         expect(result.status == 0, result)
