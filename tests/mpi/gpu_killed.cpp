@@ -88,8 +88,10 @@ void by_mpi(bool is_reduce, bool is_nonblocking, bool is_persistent) {
   const double ms = ms_since(well);
   CHECK(status != MPI_SUCCESS, "nobody noticed");
   const std::string text = error_text(status);
+  CHECK(error_class(status) == kProcFailed, "class %d: %s", error_class(status), text.c_str());
   CHECK(call() != MPI_SUCCESS, "the communicator still works");
   status = blocking();
+  CHECK(error_class(status) == kProcFailed, "later, class %d", error_class(status));
   CHECK(status != MPI_SUCCESS && error_text(status).find("unusable") != std::string::npos, "%s",
         error_text(status).c_str());
   float first = 0;
