@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Programs that tolerate faults (ULFM): a communicator that is revoked while ranks reduce on it,
-// and one of which a rank dies; what shrinks from it goes on. "revoked", "died" or "died-posted".
+// and one of which a rank dies; what shrinks from it goes on. "revoked", "died" or "died-posted";
+// with "cuda" of buffers on GPUs.
 #include <signal.h>
 
 #include <chrono>
 #include <string>
 #include <vector>
 
-#include "check.hpp"
+#include "gpu.hpp"
 
 namespace {
 
@@ -22,10 +23,20 @@ int agree(MPI_Comm comm, int* flag) {
 }
 
 int rank, size;
-std::vector<int> in(5000), out(5000);
+constexpr int kCount = 5000;
+std::vector<int> values(kCount);
+int *in = nullptr, *out = nullptr;
+bool is_on_gpu = false;
 
-int allreduce(MPI_Comm comm, int count = 5000) {
-  return MPI_Allreduce(in.data(), out.data(), count, MPI_INT, MPI_SUM, comm);
+void copy(int* to, const int* from) {
+  if (is_on_gpu)
+    Gpu::get().copy(to, from, kCount * sizeof(int));
+  else
+    std::memcpy(to, from, kCount * sizeof(int));
+}
+
+int allreduce(MPI_Comm comm, int count = kCount) {
+  return MPI_Allreduce(in, out, count, MPI_INT, MPI_SUM, comm);
 }
 
 /// Of all ranks of `comm`.
@@ -33,11 +44,13 @@ void expect_sum(MPI_Comm comm, const char* what) {
   int its_rank = 0, its_size = 0;
   MPI_Comm_rank(comm, &its_rank);
   MPI_Comm_size(comm, &its_size);
-  for (int i = 0; i < 5000; ++i) in[static_cast<std::size_t>(i)] = i + its_rank;
+  for (int i = 0; i < kCount; ++i) values[static_cast<std::size_t>(i)] = i + its_rank;
+  copy(in, values.data());
   const int code = allreduce(comm);
   CHECK(code == MPI_SUCCESS, "%s: %s", what, error_text(code).c_str());
-  for (int i = 0; i < 5000; ++i)
-    CHECK(out[static_cast<std::size_t>(i)] == its_size * i + its_size * (its_size - 1) / 2,
+  copy(values.data(), out);
+  for (int i = 0; i < kCount; ++i)
+    CHECK(values[static_cast<std::size_t>(i)] == its_size * i + its_size * (its_size - 1) / 2,
           "%s: element %d", what, i);
   if (is_served_here() && its_size > 1)
     CHECK(last_algorithm(comm) != "mpi", "%s: left to the MPI", what);
@@ -48,8 +61,8 @@ int reduce_by(const std::string& way, MPI_Comm comm) {
   MPI_Request request = MPI_REQUEST_NULL;
   if (way == "blocking") return allreduce(comm);
   if (way == "short") return allreduce(comm, 1);
-  if (way == "reduce") return MPI_Reduce(in.data(), out.data(), 5000, MPI_INT, MPI_SUM, 0, comm);
-  int code = MPI_Iallreduce(in.data(), out.data(), 5000, MPI_INT, MPI_SUM, comm, &request);
+  if (way == "reduce") return MPI_Reduce(in, out, kCount, MPI_INT, MPI_SUM, 0, comm);
+  int code = MPI_Iallreduce(in, out, kCount, MPI_INT, MPI_SUM, comm, &request);
   if (code != MPI_SUCCESS) return code;
   if (way == "wait") return MPI_Wait(&request, MPI_STATUS_IGNORE);
   for (int flag = 0; flag == 0 && code == MPI_SUCCESS;)
@@ -137,6 +150,18 @@ int main(int argc, char** argv) {
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
   const std::string what = argc > 1 ? argv[1] : "revoked";
+  is_on_gpu = argc > 2;
+  if (is_on_gpu && !Gpu::get().is_here()) {
+    std::printf("skipped: no GPU\n");
+    MPI_Finalize();
+    return 77;
+  }
+  const auto allocate = [] {
+    return static_cast<int*>(is_on_gpu ? Gpu::get().allocate(kCount * sizeof(int))
+                                       : std::malloc(kCount * sizeof(int)));
+  };
+  in = allocate();
+  out = allocate();
   if (what == "revoked")
     for (const char* const way : {"wait", "test", "blocking", "short", "reduce"}) revoked(way);
   else
