@@ -198,13 +198,14 @@ constexpr int kAnyBlocks = INT_MAX;
 constexpr std::size_t kMappedSlice = 2 * KiB;
 constexpr std::size_t kMostMapped = 2048 * MiB;
 
-// GPUs, one rank each; a single one is shared by all. All of these fold in rank order, and so does
-// what stands in for them; but `chain` on streams, where nothing does. Measured on 2026-11-22 with
+// GPUs, one rank each; a single one is shared by all. All of these fold in rank order but `chain`;
+// what stands in for them does as they do. Measured on 2026-11-22 with
 // `trib bench COLLECTIVE --memory cuda`, in blocking calls, on streams and in graphs: 2 and 4 H200.
 // docs/results.md has the figures. Two GPUs again on 2026-11-24, where inboxes end and mappings and
 // copy engines begin: 2 H200 and 2 H100; and on 2026-11-26 Reduces from 2 MiB on that are not on a
 // stream, reduce_scatters of 64 MiB and, over 4 GPUs, Reduces of 1 GiB, by kernels: H100; what is
-// longer than 64 KiB and goes by packets over 3 and 4 GPUs: H200.
+// longer than 64 KiB and goes by packets over 3 and 4 GPUs, and, a day later, Reduces of more than
+// 32 MiB there, on streams of more than 64: H200.
 // `ordered_chain` has no row: it takes as long as what is there. A single GPU hands nothing over,
 // so packets are of no use there: 2, 4 and 16 ranks on one H200, 2026-11-24.
 // clang-format off
@@ -250,12 +251,14 @@ constexpr DeviceRow kDeviceReduce[] = {
     {kAny, 16 * MiB,   "two_shot", false, 132, kMappedSlice, Engine::kernel, Reach::map},
     {4,    256 * KiB,  "one_shot", false, 132, 8 * KiB},
     {4,    8 * MiB,    "chain",    false, 132, 28 * KiB, Engine::kernel, Reach::scratch, true},
-    {4,    kAll,       "chain",    false, 132, 56 * KiB, Engine::kernel, Reach::scratch, true},
+    {4,    64 * MiB,   "chain",    false, 132, 56 * KiB, Engine::kernel, Reach::scratch, true},
+    {4,    kAll,       "chain",    false, 132, 128 * KiB, Engine::kernel, Reach::scratch, true},
     {4,    512 * KiB,  "one_shot", false, 132, 8 * KiB},
     {kAny, 256 * KiB,  "two_shot", true,  32,  1 * KiB},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
     {kAny, 16 * MiB,   "two_shot", false, 132, 8 * KiB},
     {kAny, 32 * MiB,   "two_shot", false, 132, 16 * KiB},
+    {4,    kAll,       "chain",    false, 132, 56 * KiB},
     {kAny, 512 * MiB,  "rootless", false, 132, 16 * KiB},
     {kAny, kAll,       "rootless", false, 132, 64 * KiB},
 };
@@ -325,8 +328,14 @@ bool is_foldable(const Algorithm& algorithm, const Key& key, const Config& confi
   const Association association = association_of(algorithm, key);
   if (association == Association::rank_order) return true;
   // Types that are folded in a wider one are rounded once: not on their way.
-  return association == Association::chain && key.is_enqueued && !key.is_widened &&
-         freedom_of(key, config) != Config::Determinism::order;
+  if (association != Association::chain || key.is_widened || key.shares_devices ||
+      freedom_of(key, config) == Config::Determinism::order)
+    return false;
+  // What may go another way where buffers or memory permit it has one association with all ways.
+  return key.is_enqueued || (config.protocol == Config::Protocol::automatic &&
+                             (config.engine == Config::Engine::automatic ||
+                              config.engine == Config::Engine::kernel) &&
+                             (config.map == Config::Map::automatic || config.map == Config::Map::off));
 }
 
 /// On a stream nobody knows whether peers are there, so none may read their buffers; and shorter
@@ -396,6 +405,14 @@ constexpr bool kIsWhole<Byte> = true;
 template <class Value, class Index>
 constexpr bool kIsWhole<Pair<Value, Index>> = std::integral<Value> && std::integral<Index>;
 
+/// Whether a call that is staged has to have the bits of `chain`, as its like have on devices.
+bool stands_in_for_chain(const Key& key, const Config& config) {
+  Key device = key;
+  device.place = Key::Place::device;
+  const Choice its = device_choice(device, config, /*can_copy=*/false, /*can_map=*/false);
+  return association_of(*its.algorithm, device) == Association::chain;
+}
+
 /// What the default table says.
 Choice default_choice(const Key& key, const Config& config) {
   // Protocols are the kernels': who names one wants these.
@@ -409,6 +426,8 @@ Choice default_choice(const Key& key, const Config& config) {
                          can_map && config.map == Config::Map::automatic);
   }
   if (key.shares_devices) return {find_algorithm("gpu_two_shot"), Reach::scratch, kLong};
+  if (key.place == Key::Place::staged && stands_in_for_chain(key, config))
+    return {find_algorithm("chain"), Reach::scratch, can_travel(key) ? 32 * KiB : kLong};
   return host_choice(
       key, config.determinism == Config::Determinism::order || key.place != Key::Place::host);
 }
@@ -508,8 +527,9 @@ Association association_of(const Algorithm& algorithm, const Key& key) {
 
 Config::Determinism freedom_of(const Key& key, const Config& config) {
   if (key.is_exact) return Config::Determinism::any;
-  // What stands in for a device gives the device's bits.
-  return key.place == Key::Place::staged ? Config::Determinism::order : config.determinism;
+  // What stands in for a device gives the bits that it has by default.
+  const bool is_free = config.determinism == Config::Determinism::any;
+  return key.place == Key::Place::staged && is_free ? Config::Determinism::run : config.determinism;
 }
 
 bool is_permitted(const Choice& choice, const Key& key, const Config& config) {

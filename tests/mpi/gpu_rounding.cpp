@@ -4,7 +4,8 @@
 // against a left fold over the ranks, all collectives, at lengths that the kernels for short,
 // middling and long vectors serve; float and double beside them. Arguments: a number, of the most
 // bytes of a vector; "steps" or "chain", where TRIB_ALGORITHM is a chain, whose Reduces round each
-// sum; "each", to be skipped without a GPU for each rank.
+// sum; "long", for Reduces of more than 32 MiB alone, by GPUs and staged; "each", to be skipped
+// without a GPU for each rank.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -40,6 +41,7 @@ template <class Code>
 class SmallFloat {
  public:
   using Stored = Code;
+  static constexpr bool kIsWidened = true;
   SmallFloat(const char* name, int exponent_bits, int fraction_bits, bool has_infinity)
       : name_(name),
         sign_(1 << (exponent_bits + fraction_bits)),
@@ -137,6 +139,7 @@ template <class T>
 class Float {
  public:
   using Stored = T;
+  static constexpr bool kIsWidened = false;
   explicit Float(const char* name) : name_(name) {}
   const char* name() const { return name_; }
   T widen(T value) const { return value; }
@@ -157,16 +160,23 @@ enum Collective { allreduce, reduce, reduce_scatter, reduce_scatter_block };
 const char* const kCollectives[] = {"allreduce", "reduce", "reduce_scatter",
                                     "reduce_scatter_block"};
 
+/// Reduces so long, over three or four GPUs, begin behind the root by default, unless their sums
+/// are of a wider type.
+bool is_long = false;
+constexpr std::size_t kLongBytes = (32u << 20) + 4816;
+
 /// The fold of all ranks' contributions, from element `begin` on: of `count` or, as they repeat,
 /// fewer.
 template <class Type>
 std::vector<typename Type::Stored> expected_of(const Type& type, MPI_Op op, Collective collective,
                                                int root, std::uint32_t salt, std::size_t begin,
                                                std::size_t count) {
+  const bool is_default = is_long && collective == reduce && !Type::kIsWidened && size <= 4;
+  const Chain its = is_default ? Chain::behind_root : chain;
   const bool is_chained =
       collective == reduce && size > 2 &&
-      (chain == Chain::behind_root || (chain == Chain::ordered && (root == 0 || root == size - 1)));
-  const int first = is_chained && chain == Chain::behind_root ? (root + 1) % size : 0;
+      (its == Chain::behind_root || (its == Chain::ordered && (root == 0 || root == size - 1)));
+  const int first = is_chained && its == Chain::behind_root ? (root + 1) % size : 0;
   std::vector<typename Type::Stored> expected(std::min(count, kPeriod));
   for (std::size_t i = 0; i < expected.size(); ++i) {
     const std::size_t at = (begin + i) % kPeriod;
@@ -181,9 +191,10 @@ std::vector<typename Type::Stored> expected_of(const Type& type, MPI_Op op, Coll
   return expected;
 }
 
+/// `is_staged`: one rank's buffers are in host memory, so that no GPU serves the call.
 template <class Type>
 void one_call(const Type& type, MPI_Datatype handle, MPI_Op op, Collective collective,
-              std::size_t count) {
+              std::size_t count, bool is_staged = false) {
   using T = typename Type::Stored;
   Gpu& gpu = Gpu::get();
   const auto salt = static_cast<std::uint32_t>(++calls);
@@ -210,8 +221,12 @@ void one_call(const Type& type, MPI_Datatype handle, MPI_Op op, Collective colle
     host[i] = type.contribution(rank, i, salt);
   for (std::size_t at = kPeriod; at < total; at += kPeriod)
     std::copy_n(host.data(), std::min(kPeriod, total - at), host.data() + at);
-  auto* const in_memory = static_cast<T*>(gpu.allocate((total + shift) * sizeof(T)));
-  auto* const out_memory = static_cast<T*>(gpu.allocate((total + shift) * sizeof(T)));
+  const bool is_on_host = is_staged && rank == size - 1;
+  const auto allocate = [&] {
+    const std::size_t bytes = (total + shift) * sizeof(T);
+    return static_cast<T*>(is_on_host ? std::malloc(bytes) : gpu.allocate(bytes));
+  };
+  T *const in_memory = allocate(), *const out_memory = allocate();
   T *const in = in_memory + shift, *const out = is_in_place && has_result ? in : out_memory + shift;
   gpu.copy(in, host.data(), total * sizeof(T));
   const void* const send = out == in ? MPI_IN_PLACE : in;
@@ -241,7 +256,7 @@ void one_call(const Type& type, MPI_Datatype handle, MPI_Op op, Collective colle
     if (size > 1) CHECK(was_served(MPI_COMM_WORLD), "%s: left to the MPI", what.c_str());
     algorithms.insert(served_by);
   }
-  if (served_by.rfind("staged_", 0) == 0) ++staged;
+  if (served_by.rfind("staged_", 0) == 0 && !is_staged) ++staged;
   if (has_result) {
     const std::vector<T> expected = expected_of(type, op, collective, root, salt, first, mine);
     gpu.copy(host.data(), out, mine * sizeof(T));
@@ -255,8 +270,15 @@ void one_call(const Type& type, MPI_Datatype handle, MPI_Op op, Collective colle
               static_cast<double>(type.widen(expected[i])), rank);
     }
   }
-  gpu.free(in_memory);
-  gpu.free(out_memory);
+  for (T* const memory : {in_memory, out_memory}) is_on_host ? std::free(memory) : gpu.free(memory);
+}
+
+template <class Type>
+void long_calls(const Type& type, MPI_Datatype handle) {
+  for (const MPI_Op op : {MPI_SUM, MPI_PROD})
+    for (const bool is_staged : {false, true})
+      for (int call = 0; call < 3; ++call)
+        one_call(type, handle, op, reduce, kLongBytes / sizeof(typename Type::Stored), is_staged);
 }
 
 template <class Type>
@@ -283,6 +305,8 @@ int main(int argc, char** argv) {
       chain = Chain::ordered;
     else if (argument == "chain")
       chain = Chain::behind_root;
+    else if (argument == "long")
+      is_long = true;
     else if (argument == "each")
       skip_without_gpu_each();
     else
@@ -294,12 +318,20 @@ int main(int argc, char** argv) {
   const std::size_t groups = groups_of_ranks().size();
   if (groups != 1 && groups != static_cast<std::size_t>(size))
     skip("ranks that share one of several GPUs round the sums of each");
-  all_calls(SmallFloat<std::uint16_t>("half", 5, 10, true), type("half"), most);
-  all_calls(SmallFloat<std::uint16_t>("bfloat16", 8, 7, true), type("bfloat16"), most);
-  all_calls(SmallFloat<std::uint8_t>("f8e4m3", 4, 3, false), type("f8e4m3"), most);
-  all_calls(SmallFloat<std::uint8_t>("f8e5m2", 5, 2, true), type("f8e5m2"), most);
-  all_calls(Float<float>("float"), MPI_FLOAT, most);
-  all_calls(Float<double>("double"), MPI_DOUBLE, most);
+  const auto check = [&](const auto& its, MPI_Datatype handle) {
+    is_long ? long_calls(its, handle) : all_calls(its, handle, most);
+  };
+  // What is reduced before ranks know that there are GPUs has the bits of host memory.
+  for (int call = 0; is_long && call < 4; ++call)
+    one_call(Float<float>("float"), MPI_FLOAT, MPI_SUM, allreduce, 1000);
+  check(SmallFloat<std::uint16_t>("half", 5, 10, true), type("half"));
+  if (!is_long) {
+    check(SmallFloat<std::uint16_t>("bfloat16", 8, 7, true), type("bfloat16"));
+    check(SmallFloat<std::uint8_t>("f8e4m3", 4, 3, false), type("f8e4m3"));
+    check(SmallFloat<std::uint8_t>("f8e5m2", 5, 2, true), type("f8e5m2"));
+  }
+  check(Float<float>("float"), MPI_FLOAT);
+  check(Float<double>("double"), MPI_DOUBLE);
   // Some may be, until ranks know of each other's GPUs and buffers.
   if (std::getenv("TEST_DEVICE") == nullptr && size > 1)
     CHECK(staged * 10 < calls, "%ld of %ld calls went through host memory", staged, calls);

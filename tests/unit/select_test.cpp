@@ -48,29 +48,83 @@ TEST(Select, OrderHoldsForScattersToo) {
     EXPECT_EQ(select(key, ordered).algorithm->association, Association::rank_order) << key.bytes;
 }
 
-/// Whatever serves buffers on devices, but on a caller's stream, gives the bits of a fold in rank
-/// order: before the ranks know that they have devices, the host does that, too.
+/// Settings that send calls on devices another way.
+std::vector<Config> device_settings() {
+  std::vector<Config> all(1);
+  const auto with = [&](auto&& change) { change(all.emplace_back()); };
+  with([](Config& its) { its.determinism = Config::Determinism::order; });
+  for (const auto engine : {Config::Engine::kernel, Config::Engine::copy})
+    with([&](Config& its) { its.engine = engine; });
+  for (const auto protocol : {Config::Protocol::simple, Config::Protocol::packet})
+    with([&](Config& its) { its.protocol = protocol; });
+  for (const auto map : {Config::Map::off, Config::Map::results, Config::Map::always})
+    with([&](Config& its) { its.map = map; });
+  return all;
+}
+
+/// Whatever serves buffers on devices, but on a caller's stream, gives the same bits, whether they
+/// can be mapped, copied or have to be staged: those of a fold in rank order, but for the longest
+/// Reduces.
 TEST(Select, StandInsFoldLikeDevices) {
+  const std::vector<Config> settings = device_settings();
   for (int collective = 0; collective < kCollectives; ++collective)
     for (int size = 2; size <= 9; ++size)
       for (std::size_t bytes = 8; bytes < (std::size_t{1} << 32); bytes *= 2)
         for (const bool is_widened : {false, true})
-          for (const auto place : {Key::Place::staged, Key::Place::device}) {
+          for (const Config& config : settings) {
             Key key;
             key.collective = static_cast<Collective>(collective);
             key.size = size;
             key.bytes = bytes;
             key.is_widened = is_widened;
-            key.place = place;
+            key.place = Key::Place::staged;
+            const Association staged = association_of(*select(key, config).algorithm, key);
+            if (&config == &settings.front()) {
+              const bool is_chain = key.collective == Collective::reduce && size > 2 && size <= 4 &&
+                                    bytes > (32u << 20) && !is_widened;
+              EXPECT_EQ(staged, is_chain ? Association::chain : Association::rank_order)
+                  << name(key.collective) << " " << size << " " << bytes;
+            }
+            key.has_little_room = key.is_crowded = true;
+            EXPECT_EQ(association_of(*select(key, config).algorithm, key), staged);
+            key.place = Key::Place::device;
             for (const bool can_copy : {false, true})
               for (const bool can_map : {false, true}) {
                 key.can_copy = can_copy;
                 key.can_map = can_map;
-                EXPECT_EQ(association_of(*select(key, Config{}).algorithm, key),
-                          Association::rank_order)
+                EXPECT_EQ(association_of(*select(key, config).algorithm, key), staged)
                     << name(key.collective) << " " << size << " " << bytes;
               }
           }
+}
+
+/// Where ranks share devices, nothing travels.
+TEST(Select, RanksThatShareDevicesHaveNoChain) {
+  Key key;
+  key.collective = Collective::reduce;
+  key.size = 4;
+  key.bytes = 64u << 20;
+  for (const auto place : {Key::Place::staged, Key::Place::device}) {
+    key.place = place;
+    key.shares_devices = false;
+    EXPECT_EQ(select(key, Config{}).algorithm->name, "chain");
+    key.shares_devices = true;
+    EXPECT_NE(select(key, Config{}).algorithm->name, "chain");
+  }
+}
+
+/// What is tuned for staged calls keeps the bits of devices, whatever freedom others have.
+TEST(Select, StagedCallsHaveNoFreedom) {
+  Key key;
+  key.collective = Collective::reduce;
+  key.size = 4;
+  key.place = Key::Place::staged;
+  Config free;
+  free.determinism = Config::Determinism::any;
+  for (key.bytes = 8; key.bytes < (std::size_t{1} << 30); key.bytes *= 4)
+    for (const Choice& choice : candidates(key, free))
+      EXPECT_EQ(association_of(*choice.algorithm, key),
+                association_of(*select(key, Config{}).algorithm, key));
 }
 
 /// On the host, a vector travels from rank to rank only where each has a core, where its sums need
