@@ -82,6 +82,7 @@ void Measurement::begin(Collective collective) const {
             {"batch_seconds", options_.batch_seconds},
             {"check", options_.check},
             {"is_fresh", options_.is_fresh},
+            {"offset", options_.offset},
             {"start", trib::bench::name(starts_by_clock_ ? Start::clock : Start::barrier)},
             {"burst", options_.burst}};
   line.update(setup_.description);

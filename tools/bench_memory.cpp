@@ -34,55 +34,58 @@ HostBuffer make_host_buffer(std::size_t bytes) {
 
 class HostBuffers : public Buffers {
  public:
-  explicit HostBuffers(std::size_t bytes)
-      : in_(make_host_buffer(bytes)), out_(make_host_buffer(bytes)) {}
-  void* in() const override { return in_.get(); }
-  void* out() const override { return out_.get(); }
-  void fill(const Pattern& pattern, std::size_t count) override { pattern.fill(in_.get(), count); }
+  HostBuffers(std::size_t bytes, std::size_t skip)
+      : skip_(skip), in_(make_host_buffer(bytes + skip)), out_(make_host_buffer(bytes + skip)) {}
+  void* in() const override { return static_cast<std::byte*>(in_.get()) + skip_; }
+  void* out() const override { return static_cast<std::byte*>(out_.get()) + skip_; }
+  void fill(const Pattern& pattern, std::size_t count) override { pattern.fill(in(), count); }
   void renew(std::size_t bytes) override {
-    volatile auto* const begin = static_cast<unsigned char*>(in_.get());
+    volatile auto* const begin = static_cast<unsigned char*>(in());
     for (std::size_t at = 0; at < bytes; at += kCacheLine) begin[at] = begin[at];
+    if (bytes > 0) begin[bytes - 1] = begin[bytes - 1];  // of a line more, behind an offset
   }
-  void poison(std::size_t bytes) override { std::memset(out_.get(), kPoison, bytes); }
+  void poison(std::size_t bytes) override { std::memset(out(), kPoison, bytes); }
   std::size_t count_wrong(const Pattern& expected, Part part) override {
-    return expected.count_wrong(out_.get(), part.first, part.count);
+    return expected.count_wrong(out(), part.first, part.count);
   }
 
  private:
+  const std::size_t skip_;
   HostBuffer in_, out_;
 };
 
 /// Data is made and checked on the host, all of it, through one page-locked chunk.
 class CudaBuffers : public Buffers {
  public:
-  CudaBuffers(std::size_t bytes, std::size_t width)
+  CudaBuffers(std::size_t bytes, std::size_t width, std::size_t skip)
       : width_(width),
+        skip_(skip),
         chunk_(std::max<std::size_t>(kChunkBytes / width / kPeriod, 1) * kPeriod),
-        in_(cuda::Allocation::Kind::device, bytes),
-        out_(cuda::Allocation::Kind::device, bytes),
+        in_(cuda::Allocation::Kind::device, bytes + skip),
+        out_(cuda::Allocation::Kind::device, bytes + skip),
         staging_(cuda::Allocation::Kind::pinned, chunk_ * width) {}
-  void* in() const override { return in_.get(); }
-  void* out() const override { return out_.get(); }
+  void* in() const override { return static_cast<std::byte*>(in_.get()) + skip_; }
+  void* out() const override { return static_cast<std::byte*>(out_.get()) + skip_; }
 
   void fill(const Pattern& pattern, std::size_t count) override {
     // A chunk is a whole number of periods: all chunks are alike.
     pattern.fill(staging_.get(), std::min(count, chunk_));
     for (std::size_t at = 0; at < count; at += chunk_)
-      cuda::copy_to_device(static_cast<std::byte*>(in_.get()) + at * width_, staging_.get(),
+      cuda::copy_to_device(static_cast<std::byte*>(in()) + at * width_, staging_.get(),
                            std::min(count - at, chunk_) * width_);
   }
 
   void renew(std::size_t) override {}  // Options::is_fresh is for host memory
 
   void poison(std::size_t bytes) override {
-    if (bytes > 0) cuda::fill(out_.get(), kPoison, bytes);
+    if (bytes > 0) cuda::fill(out(), kPoison, bytes);
   }
 
   std::size_t count_wrong(const Pattern& expected, Part part) override {
     std::size_t wrong = 0;
     for (std::size_t at = 0; at < part.count; at += chunk_) {
       const std::size_t count = std::min(part.count - at, chunk_);
-      cuda::copy_to_host(staging_.get(), static_cast<const std::byte*>(out_.get()) + at * width_,
+      cuda::copy_to_host(staging_.get(), static_cast<const std::byte*>(out()) + at * width_,
                          count * width_);
       wrong += expected.count_wrong(staging_.get(), part.first + at, count);
     }
@@ -91,15 +94,16 @@ class CudaBuffers : public Buffers {
 
  private:
   static constexpr std::size_t kChunkBytes = std::size_t{16} << 20;
-  std::size_t width_, chunk_;  // bytes of an element, elements of a chunk
+  std::size_t width_, skip_, chunk_;  // bytes of an element, and before `in`; elements of a chunk
   cuda::Allocation in_, out_, staging_;
 };
 
 }  // namespace
 
-std::unique_ptr<Buffers> make_buffers(Memory memory, std::size_t bytes, Dtype dtype) {
-  if (memory == Memory::cuda) return std::make_unique<CudaBuffers>(bytes, trib::bytes(dtype));
-  return std::make_unique<HostBuffers>(bytes);
+std::unique_ptr<Buffers> make_buffers(Memory memory, std::size_t bytes, Dtype dtype, int offset) {
+  const std::size_t width = trib::bytes(dtype), skip = static_cast<std::size_t>(offset) * width;
+  if (memory == Memory::cuda) return std::make_unique<CudaBuffers>(bytes, width, skip);
+  return std::make_unique<HostBuffers>(bytes, skip);
 }
 
 }  // namespace trib::bench

@@ -32,7 +32,8 @@ class Buffers {
   virtual std::size_t count_wrong(const Pattern& expected, Part part) = 0;
 };
 
-/// `in` and `out` have `bytes` bytes each. Device memory is the current context's.
-std::unique_ptr<Buffers> make_buffers(Memory memory, std::size_t bytes, Dtype dtype);
+/// `in` and `out` have `bytes` bytes each, and begin `offset` elements behind a page or, on a
+/// device, an allocation, of which there is one in the current context for each.
+std::unique_ptr<Buffers> make_buffers(Memory memory, std::size_t bytes, Dtype dtype, int offset);
 
 }  // namespace trib::bench

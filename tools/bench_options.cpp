@@ -24,6 +24,7 @@ constexpr std::array<std::string_view, 2> kStarts{"clock", "barrier"};
 constexpr int kStreamBurst = 32;
 constexpr int kGraphBurst = 8;
 constexpr int kMost = std::numeric_limits<int>::max();
+constexpr int kMostOffset = 4096;
 
 template <class Enum, int count>
 Enum find_named(const std::string& option, const std::string& wanted, const char* also = "") {
@@ -180,6 +181,8 @@ Options read_options(int argc, char** argv) {
       options.check = read_flag(option, value);
     else if (option == "--fresh")
       options.is_fresh = read_flag(option, value);
+    else if (option == "--offset")
+      options.offset = read_number(option, value, 0, kMostOffset);
     else if (option == "--memory")
       options.memory = find_named<Memory, kMemories.size()>(option, value);
     else if (option == "--mode")

@@ -48,6 +48,7 @@ struct Options {
   long iterations = 0;  ///< per batch; 0: as many as fit into batch_seconds
   bool check = true;
   bool is_fresh = false;  ///< the inputs are written again before each call
+  int offset = 0;         ///< elements by which buffers begin behind a page or an allocation
 
   Memory memory = Memory::host;
   Mode mode = Mode::blocking;

@@ -24,6 +24,7 @@ MEMORIES = ("host", "cuda")
 MODES = ("blocking", "nonblocking", "persistent", "stream", "graph")
 ON_STREAM = ("stream", "graph")
 STARTS = ("clock", "barrier")
+MOST_OFFSET = 4096  # of buffers, in elements
 # For a launcher to end after its ranks.
 _PATIENCE_S = 20
 # What Tributary can be compared with. intel: Intel MPI on GPU buffers; blocking: its own blocking call; registered: its own call on a stream, with a
@@ -170,6 +171,7 @@ def data_text(begin: dict[str, Any]) -> str:
     return (
         f"{begin['dtype']} {begin['op']}"
         + (", inputs written before each call" if begin.get("is_fresh") else "")
+        + (f", buffers offset by {begin['offset']} elements" if begin.get("offset") else "")
         + (f", {burst} calls in a row" if burst > 1 else "")
         + (", started by barriers" if begin.get("start", "barrier") == "barrier" else "")
     )
@@ -201,6 +203,7 @@ class Job:
     tune: str = ""  # value of the info key trib_tune; then nothing is timed
     overlap: bool = False  # also time operations while their callers compute
     is_fresh: bool = False  # inputs are written again before each call
+    offset: int = 0  # elements by which buffers begin behind a page or an allocation
     ways: tuple[str, ...] = ()  # values of the info key trib_algorithm, to be timed as well
 
     def arguments(self) -> list[str]:
@@ -221,6 +224,8 @@ class Job:
             words += ["--overlap", "1"]
         if self.is_fresh:
             words += ["--fresh", "1"]
+        if self.offset:
+            words += ["--offset", str(self.offset)]
         if self.burst:
             words += ["--burst", str(self.burst)]
         if self.start != "clock":
@@ -469,6 +474,7 @@ def environment(measurement: Measurement) -> dict[str, Any]:
         "dtype": begin.get("dtype"),
         "op": begin.get("op"),
         "is_fresh": begin.get("is_fresh"),
+        "offset": begin.get("offset"),
         "start": begin.get("start"),
         "burst": begin.get("burst"),
         "repeats": begin.get("repeats"),

@@ -205,7 +205,7 @@ constexpr std::size_t kMostMapped = 2048 * MiB;
 // copy engines begin: 2 H200 and 2 H100; and on 2026-11-26 Reduces from 2 MiB on that are not on a
 // stream, reduce_scatters of 64 MiB and, over 4 GPUs, Reduces of 1 GiB, by kernels: H100; what is
 // longer than 64 KiB and goes by packets over 3 and 4 GPUs, and, a day later, Reduces of more than
-// 32 MiB there, on streams of more than 64: H200.
+// 32 MiB there, on streams of more than 64, and what 3 GPUs copy: H200.
 // `ordered_chain` has no row: it takes as long as what is there. A single GPU hands nothing over,
 // so packets are of no use there: 2, 4 and 16 ranks on one H200, 2026-11-24.
 // clang-format off
@@ -230,6 +230,7 @@ constexpr DeviceRow kDevice[] = {
     {2,    kAll,       "two_shot", false, 132, 64 * KiB},
     {kAny, 64 * MiB,   "two_shot", false, 132, 32 * KiB, Engine::kernel, Reach::push},
     {4,    256 * MiB,  "two_shot", false, 132, 16 * KiB},
+    {3,    kAll,       "two_shot", false, 132, 96 * MiB, Engine::copy},
     {4,    kAll,       "two_shot", false, 132, 64 * MiB, Engine::copy},
     {kAny, kAll,       "two_shot", false, 132, 16 * KiB},
 };
@@ -332,10 +333,10 @@ bool is_foldable(const Algorithm& algorithm, const Key& key, const Config& confi
       freedom_of(key, config) == Config::Determinism::order)
     return false;
   // What may go another way where buffers or memory permit it has one association with all ways.
-  return key.is_enqueued || (config.protocol == Config::Protocol::automatic &&
-                             (config.engine == Config::Engine::automatic ||
-                              config.engine == Config::Engine::kernel) &&
-                             (config.map == Config::Map::automatic || config.map == Config::Map::off));
+  return key.is_enqueued ||
+         (config.protocol == Config::Protocol::automatic &&
+          (config.engine == Config::Engine::automatic || config.engine == Config::Engine::kernel) &&
+          (config.map == Config::Map::automatic || config.map == Config::Map::off));
 }
 
 /// On a stream nobody knows whether peers are there, so none may read their buffers; and shorter
@@ -403,7 +404,7 @@ constexpr bool kIsWhole<Logical<T>> = true;
 template <>
 constexpr bool kIsWhole<Byte> = true;
 template <class Value, class Index>
-constexpr bool kIsWhole<Pair<Value, Index>> = std::integral<Value> && std::integral<Index>;
+constexpr bool kIsWhole<Pair<Value, Index>> = std::integral<Value>&& std::integral<Index>;
 
 /// Whether a call that is staged has to have the bits of `chain`, as its like have on devices.
 bool stands_in_for_chain(const Key& key, const Config& config) {

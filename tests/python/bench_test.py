@@ -184,6 +184,7 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--mode", "stream"): ("--mode stream", "--memory cuda"),
         ("allreduce", "--mpi-gpu-aware"): ("--mpi-gpu-aware", "--memory cuda"),
         ("allreduce", "--burst", "0"): ("--burst", "1 or more"),
+        ("allreduce", "--offset", "-1"): ("--offset", "0 to 4096"),
         ("allreduce", "--burst", "3", "--fresh"): ("--burst", "--fresh"),
         ("allreduce", "--mode", "persistent", "--burst", "3", "--overlap"): (
             "--burst",
@@ -403,10 +404,12 @@ def test_a_small_measurement(name: str, trib: Trib, tmp_path: Path) -> None:
     status, out, error = trib(
         *("bench", "all", "-n", "2", "--mpi", name, "--sizes", "4,1K", "--repeats", "2"),
         *("--batch-ms", "2", "--json", data, "--plot", tmp_path / "x.png"),
-        *(["--fresh"] if name == "mpich" else ["--burst", "3", "--start", "barrier"]),
+        *(["--fresh", "--offset", "3"] if name == "mpich" else ["--burst", "3"]),
+        *([] if name == "mpich" else ["--start", "barrier"]),
     )
     assert status == 0, error
-    assert ("inputs written before each call" in out) == (name == "mpich")
+    text = "inputs written before each call, buffers offset by 3 elements"
+    assert (text in out) == (name == "mpich")
     assert ("3 calls in a row, started by barriers" in out) == (name == "openmpi")
     assert (tmp_path / "x.png").stat().st_size > 5000
     document = json.loads(data.read_text())

@@ -165,6 +165,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the inputs again before each call, as programs do: otherwise all calls reduce the same data, of which other ranks' caches may have copies",
     )
     add(
+        "--offset",
+        metavar="N",
+        type=int,
+        default=0,
+        help="let buffers begin N elements, up to 4096, behind a page or an allocation, as parts of larger arrays do (default: 0)",
+    )
+    add(
         "--repeats",
         metavar="N",
         type=arguments.positive,
@@ -270,6 +277,8 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         raise UserError("--fresh: inputs are written again in host memory only: --memory host")
     if parsed.fresh and parsed.overlap:
         raise UserError("--fresh, --overlap: one or the other")
+    if not 0 <= parsed.offset <= bench.MOST_OFFSET:
+        raise UserError(f"--offset: {parsed.offset} is not among 0 to {bench.MOST_OFFSET}")
     _choice("--start", parsed.start, bench.STARTS)
     for option, is_given in (("--fresh", parsed.fresh), ("--overlap", parsed.overlap)):
         if is_given and (parsed.burst or 1) > 1:
@@ -310,6 +319,7 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         is_mpi_gpu_aware=parsed.mpi_gpu_aware,
         overlap=parsed.overlap,
         is_fresh=parsed.fresh,
+        offset=parsed.offset,
     )
 
 

@@ -30,6 +30,22 @@ struct Packets {
   }
 };
 
+/// The 16 bytes that begin `bytes`, less than 16, behind the first of two units.
+__device__ inline uint4 shifted(uint4 unit, uint4 next, unsigned bytes) {
+  std::uint32_t word[8] = {unit.x, unit.y, unit.z, unit.w, next.x, next.y, next.z, next.w};
+  if (bytes & 4) {
+#pragma unroll
+    for (int i = 0; i < 7; ++i) word[i] = word[i + 1];
+  }
+  if (bytes & 8) {
+#pragma unroll
+    for (int i = 0; i < 5; ++i) word[i] = word[i + 2];
+  }
+  const unsigned bits = bytes % 4 * 8;
+  return make_uint4(shift_right(word[0], word[1], bits), shift_right(word[1], word[2], bits),
+                    shift_right(word[2], word[3], bits), shift_right(word[3], word[4], bits));
+}
+
 /// Before every wait and signal, if built with TRIB_DISTURB: sometimes lets others go ahead. For
 /// tests: orders that are rare otherwise must be right, too.
 __device__ inline void disturb() {

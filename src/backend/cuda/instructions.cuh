@@ -75,6 +75,10 @@ __device__ inline void store_packet(void* at, std::uint32_t low, std::uint32_t h
                "r"(high), "r"(run)
                : "memory");
 }
+/// The lower word of both, shifted right by so many bits below 32.
+__device__ inline std::uint32_t shift_right(std::uint32_t low, std::uint32_t high, unsigned bits) {
+  return __funnelshift_r(low, high, bits);
+}
 /// Plain, of an element in memory that others may read or have written.
 template <class T>
 __device__ inline T load_element(const T* at) {

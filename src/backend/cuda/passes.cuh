@@ -58,6 +58,17 @@ class Passes : protected Turn<PipelineLaunch> {
   __device__ static int behind(int units, int thread, int width) {
     return thread + (max(units - thread, 0) + width - 1) / width * width;
   }
+  /// A unit of which `left` elements are there. Whole ones of inboxes go as such, whatever the
+  /// caller's memory is aligned to: of elements, each store would take its own way over the link.
+  __device__ static uint4 load_unit(const std::byte* at, int left) {
+    return left == kElements && is_aligned(at) ? load_vector(at) : load_elements<T>(at, left);
+  }
+  __device__ static void store_unit(std::byte* at, uint4 value, int left = kElements) {
+    if (left == kElements && is_aligned(at))
+      store_vector(at, value);
+    else
+      store_elements<T>(at, value, left);
+  }
   /// By the `width` threads.
   template <int deep>
   __device__ static void copy(std::byte* to, const std::byte* from, int elements, int thread,
@@ -79,8 +90,7 @@ class Passes : protected Turn<PipelineLaunch> {
 #pragma unroll 1
     for (int unit = behind(units, thread, width); unit * kElements < elements; unit += width) {
       const int left = min(elements - unit * kElements, kElements);
-      store_elements<T>(to + unit * kUnitBytes, load_elements<T>(from + unit * kUnitBytes, left),
-                        left);
+      store_unit(to + unit * kUnitBytes, load_unit(from + unit * kUnitBytes, left), left);
     }
   }
 

@@ -137,19 +137,20 @@ class Relay : private Passes<T> {
     const std::byte* const came = duty_.came + this->in_inbox();
     std::byte* const to = duty_.to + (tells() ? this->in_inbox() : this->in_chunk());
     const bool has_own = duty_.own != nullptr, has_other = duty_.came != nullptr;
+    const unsigned skew = reinterpret_cast<std::uintptr_t>(own) % kUnitBytes;
     int elements = this->elements_of(duty_.length);
-    const bool is_whole = this->is_aligned(to) && (!has_own || this->is_aligned(own));
-    int units = is_whole ? elements / kElements : 0;
+    // Not a unit with bytes that lie in one with the end of the caller's memory: see load().
+    int units = skew == 0 ? elements / kElements : max(elements / kElements - 1, 0);
 
     // This rank's own comes from memory while the other's is on its way.
     uint4 value[kDeep];
-    if (has_own) load(value, own, thread_, units);
+    if (has_own) load(value, own, thread_, units, skew);
     synchronise_at(kReady);
     // The wait for a later pass may end like that at any time: threads need not agree.
     if (has_given_up() != 0) units = elements = 0;
 #pragma unroll 1
     for (int first = thread_; first < units; first += kDeep * width_) {
-      if (has_own && first != thread_) load(value, own, first, units);
+      if (has_own && first != thread_) load(value, own, first, units, skew);
       if (has_other) {
         uint4 other[kDeep];
         load(other, came, first, units);
@@ -159,17 +160,15 @@ class Relay : private Passes<T> {
 #pragma unroll
       for (int d = 0; d < kDeep; ++d)
         if (const int unit = first + d * width_; unit < units)
-          store_vector(to + unit * kUnitBytes, value[d]);
+          this->store_unit(to + unit * kUnitBytes, value[d]);
     }
-    if (units * kElements < elements) {
 #pragma unroll 1
-      for (int unit = units + thread_; unit * kElements < elements; unit += width_) {
-        const int left = min(elements - unit * kElements, kElements);
-        uint4 one = load_elements<T>((has_own ? own : came) + unit * kUnitBytes, left);
-        if (has_own && has_other)
-          one = folded(one, load_elements<T>(came + unit * kUnitBytes, left));
-        store_elements<T>(to + unit * kUnitBytes, one, left);
-      }
+    for (int unit = this->behind(units, thread_, width_); unit * kElements < elements;
+         unit += width_) {
+      const int left = min(elements - unit * kElements, kElements);
+      uint4 one = this->load_unit((has_own ? own : came) + unit * kUnitBytes, left);
+      if (has_own && has_other) one = folded(one, this->load_unit(came + unit * kUnitBytes, left));
+      this->store_unit(to + unit * kUnitBytes, one, left);
     }
     arrive_at(kStored);
   }
@@ -179,6 +178,18 @@ class Relay : private Passes<T> {
     for (int d = 0; d < kDeep; ++d)
       if (const int unit = first + d * width_; unit < units)
         value[d] = load_vector(from + unit * kUnitBytes);
+  }
+  /// The same of units that lie `skew` bytes behind the memory's own: each is put together from
+  /// two, which are loaded before any is waited for.
+  __device__ void load(uint4 (&value)[kDeep], const std::byte* from, int first, int units,
+                       unsigned skew) const {
+    load(value, from - skew, first, units);
+    if (skew == 0) return;
+    uint4 next[kDeep];
+    load(next, from - skew + kUnitBytes, first, units);
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d)
+      if (first + d * width_ < units) value[d] = shifted(value[d], next[d], skew);
   }
   /// In the order of the fold.
   __device__ uint4 folded(uint4 own, uint4 other) const {

@@ -91,6 +91,9 @@ void store_element(T* at, T value) {
   check_alignment<T>(at);
   machine().store(at, &value, sizeof value);
 }
+inline std::uint32_t shift_right(std::uint32_t low, std::uint32_t high, unsigned bits) {
+  return static_cast<std::uint32_t>((std::uint64_t{high} << 32 | low) >> bits);
+}
 inline uint4 load_vector(const void* at) { return load_element(static_cast<const uint4*>(at)); }
 inline void store_vector(void* at, uint4 value) { store_element(static_cast<uint4*>(at), value); }
 
