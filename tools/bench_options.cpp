@@ -115,6 +115,8 @@ void complete(Options& options, const std::optional<std::string>& compare) {
     throw std::invalid_argument("--fresh: inputs are written again in host memory only");
   if (options.memory != Memory::host && options.compare_floor)
     throw std::invalid_argument("--compare floor: it is measured in host memory only");
+  if (options.compare_floor && options.offset > 0)
+    throw std::invalid_argument("--compare floor: it is measured on aligned buffers: --offset 0");
   if ((options.compare_mpi || options.compare_intel) && !is_mpi)
     throw std::invalid_argument(
         "--compare mpi, intel: an MPI has no operations on a stream; with " + mode +

@@ -168,10 +168,11 @@ def compared_names(results: list[Result]) -> list[str]:
 def data_text(begin: dict[str, Any]) -> str:
     """What is reduced, in words, and how calls follow each other where that is not as usual."""
     burst = begin.get("burst", 1) if begin.get("mode") not in ON_STREAM else 1
+    offset = begin.get("offset", 0)
     return (
         f"{begin['dtype']} {begin['op']}"
         + (", inputs written before each call" if begin.get("is_fresh") else "")
-        + (f", buffers offset by {begin['offset']} elements" if begin.get("offset") else "")
+        + (f", buffers offset by {offset} element{'s' * (offset > 1)}" if offset else "")
         + (f", {burst} calls in a row" if burst > 1 else "")
         + (", started by barriers" if begin.get("start", "barrier") == "barrier" else "")
     )

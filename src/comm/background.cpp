@@ -273,7 +273,8 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
                                               : Route::host;
   // To the bits of a blocking call.
   const Route as = task.is_staged_ && route == Route::host ? Route::staged : route;
-  const Choice choice = way && !task.meets_ ? *way : sketch.choose(plan, as, *task.findings_);
+  Choice choice = way && !task.meets_ ? *way : sketch.choose(plan, as, *task.findings_);
+  if (way && task.meets_) choice.algorithm = way->algorithm;  // what stands in for it has its bits
   const auto schedule = group_.schedule(request.collective, choice, request.root);
   const std::size_t longest = sketch.longest_chunk_of(plan, *schedule);
   const std::size_t units = static_cast<std::size_t>(std::max(schedule->units, 1));

@@ -404,7 +404,7 @@ constexpr bool kIsWhole<Logical<T>> = true;
 template <>
 constexpr bool kIsWhole<Byte> = true;
 template <class Value, class Index>
-constexpr bool kIsWhole<Pair<Value, Index>> = std::integral<Value>&& std::integral<Index>;
+constexpr bool kIsWhole<Pair<Value, Index>> = std::integral<Value> && std::integral<Index>;
 
 /// Whether a call that is staged has to have the bits of `chain`, as its like have on devices.
 bool stands_in_for_chain(const Key& key, const Config& config) {

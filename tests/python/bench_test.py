@@ -185,6 +185,7 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--mpi-gpu-aware"): ("--mpi-gpu-aware", "--memory cuda"),
         ("allreduce", "--burst", "0"): ("--burst", "1 or more"),
         ("allreduce", "--offset", "-1"): ("--offset", "0 to 4096"),
+        ("allreduce", "--offset", "1", "--compare", "floor"): ("--compare floor", "--offset 0"),
         ("allreduce", "--burst", "3", "--fresh"): ("--burst", "--fresh"),
         ("allreduce", "--mode", "persistent", "--burst", "3", "--overlap"): (
             "--burst",

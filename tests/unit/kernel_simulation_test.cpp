@@ -283,7 +283,7 @@ class Calls {
     const std::size_t total = call.chunk_begin.back() * element;
     for (int rank = 0; rank < setup_.ranks; ++rank) {
       for (auto* const buffers : {&call.in, &call.out})
-        buffers->emplace_back(total, call.is_misaligned ? below(4) * element : 0, machine());
+        buffers->emplace_back(total, call.is_misaligned ? skew() : 0, machine());
       call.buffers.push_back({call.in.back().begin, call.result(rank).begin});
       if (call.shape.collective == Collective::reduce && rank != call.shape.root)
         call.buffers.back().out = nullptr;
@@ -292,6 +292,9 @@ class Calls {
       if (call.buffers[at(rank)].out != nullptr) call.result(rank).expect(expected(call, rank));
     call.launched.resize(at(simulation_.gpus()));
   }
+
+  /// Bytes by which a buffer lies behind what kernels move at a time.
+  std::size_t skew() { return below(kUnitBytes / alignment(dtype_)) * alignment(dtype_); }
 
   /// The ranks in the order of the fold, by device.
   std::vector<std::vector<int>> order(const Call& call) const {

@@ -291,6 +291,8 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
     compare = _compare(parsed)
     if parsed.nccl != os.environ.get("TRIB_NCCL") and "nccl" not in compare.split(","):
         raise UserError(f"--nccl: with --compare nccl only, not with --compare {compare}")
+    if parsed.offset > 0 and "floor" in compare.split(","):
+        raise UserError("--compare floor: it is measured on aligned buffers: --offset 0")
     is_intel = "intel" in compare.split(",")
     if is_intel:
         settings["I_MPI_OFFLOAD"] = os.environ.get("I_MPI_OFFLOAD", "1")

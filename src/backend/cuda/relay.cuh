@@ -40,7 +40,7 @@ class Relay : private Passes<T> {
       else if (thread_ < width_ + kWarp)
         wait();
       else
-        tell();
+        tell(!launch_.has_met || pass + kWindows < passes);
     }
     this->end();
   }
@@ -116,7 +116,9 @@ class Relay : private Passes<T> {
     arrive_at(kReady);
   }
 
-  __device__ void tell() {
+  /// `will_reuse`: a later pass needs the window. Launches that come after a meeting of the hosts
+  /// need no word of earlier ones, and nobody is to store to a rank's memory whose call is over.
+  __device__ void tell(bool will_reuse) {
     synchronise_at(kStored);
     disturb();
     if (thread_ != width_ + kWarp) return;
@@ -124,7 +126,7 @@ class Relay : private Passes<T> {
     if (has_given_up() != 0 || this->is_lost()) return;
     fence();
     if (tells()) store_relaxed(this->word_of(duty_.told, run_), run_);
-    if (!waits()) return;
+    if (!waits() || !will_reuse) return;
     const auto writer = static_cast<int>(duty_.awaited.rank);
     store_relaxed(credit(launch_, writer, launch_.rank, blockIdx.x), run_);
   }

@@ -76,7 +76,7 @@ T load_relaxed(const T* at) {
 /// As hardware has it.
 template <class T>
 void check_alignment(const void* at) {
-  if (reinterpret_cast<std::uintptr_t>(at) % sizeof(T) != 0)
+  if (reinterpret_cast<std::uintptr_t>(at) % alignof(T) != 0)
     machine().report("an access that is not aligned");
 }
 template <class T>
