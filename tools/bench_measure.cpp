@@ -82,6 +82,7 @@ void Measurement::begin(Collective collective) const {
             {"batch_seconds", options_.batch_seconds},
             {"check", options_.check},
             {"is_fresh", options_.is_fresh},
+            {"is_in_place", options_.is_in_place},
             {"offset", options_.offset},
             {"start", trib::bench::name(starts_by_clock_ ? Start::clock : Start::barrier)},
             {"burst", options_.burst}};
@@ -129,6 +130,17 @@ Call Measurement::call_of(Collective collective, std::size_t count) const {
     first += part;
   }
   return call;
+}
+
+/// Collective: nobody goes on before all have their inputs.
+void Measurement::fill(const Call& call) {
+  setup_.buffers->fill(Pattern::input(call.dtype, call.op, world_.rank, world_.size), call.count);
+  world_.barrier();
+}
+
+/// Of several operations in place each reduces what the one before has left.
+bool Measurement::can_check(const Side& side) const {
+  return options_.check && side.computes() && !(options_.is_in_place && side.operations() > 1);
 }
 
 /// Over all ranks.
@@ -213,6 +225,7 @@ bool Measurement::start(Timing& timing, const Call& call, const Pattern& expecte
   try {
     side.prepare(call);
     setup_.buffers->poison(call.mine.count * trib::bytes(call.dtype));
+    if (options_.is_in_place) fill(call);
     side.run(call);
   } catch (const CallFailed& failed) {
     // An operator that the MPI itself does not have for this type: on all ranks alike, so there is
@@ -222,7 +235,7 @@ bool Measurement::start(Timing& timing, const Call& call, const Pattern& expecte
     return false;
   }
   side.verify();
-  if (options_.check && side.computes()) timing.wrong = wrong_now(call, expected);
+  if (can_check(side)) timing.wrong = wrong_now(call, expected);
   timing.iterations = fitting(side, call);
   timing.algorithm = side.algorithm();
   side.pause();
@@ -242,7 +255,7 @@ void Measurement::tune(const Call& call) {
 }
 
 void Measurement::measure(const Call& call) {
-  setup_.buffers->fill(Pattern::input(call.dtype, call.op, world_.rank, world_.size), call.count);
+  fill(call);
   const Pattern expected = Pattern::result(call.dtype, call.op, world_.size);
 
   std::vector<Timing> timings;
@@ -264,8 +277,14 @@ void Measurement::measure(const Call& call) {
       // Warm-up: another side has just used the caches.
       batch(*timing.side, call, std::clamp(timing.iterations / 10, 1L, 20L));
       timing.seconds.push_back(median(batch(*timing.side, call, timing.iterations)));
-      if (options_.check && timing.side->computes() && repeat == options_.repeats - 1)
+      if (can_check(*timing.side) && repeat == options_.repeats - 1) {
+        if (options_.is_in_place) {  // the calls before have reduced what the first one left
+          fill(call);
+          timing.side->run(call);
+          timing.side->verify();
+        }
         timing.wrong = std::max(timing.wrong, wrong_now(call, expected));
+      }
       timing.side->pause();
     }
   }
@@ -280,11 +299,10 @@ void Measurement::measure(const Call& call) {
     std::vector<double> us;
     for (const double seconds : timing.seconds) us.push_back(seconds * 1e6);
     json& side = row["sides"][timing.side->name()];
-    side = {
-        {"time_us", us},
-        {"iterations", timing.iterations},
-        {"algorithm", timing.algorithm},
-        {"wrong", options_.check && timing.side->computes() ? json(timing.wrong) : json(nullptr)}};
+    side = {{"time_us", us},
+            {"iterations", timing.iterations},
+            {"algorithm", timing.algorithm},
+            {"wrong", can_check(*timing.side) ? json(timing.wrong) : json(nullptr)}};
     if (const double compute = timing.side->compute_seconds(); compute > 0)
       side["compute_us"] = compute * 1e6;
     if (!timing.side->library().empty()) side["library"] = timing.side->library();

@@ -37,6 +37,8 @@ class Measurement {
   std::vector<double> batch(Side& side, const Call& call, long iterations);
   double line_up();
   void note_late(double late, double calls);
+  void fill(const Call& call);
+  bool can_check(const Side& side) const;
   std::size_t wrong_now(const Call& call, const Pattern& expected) const;
   void note(const std::string& text);
 

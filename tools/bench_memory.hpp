@@ -33,7 +33,9 @@ class Buffers {
 };
 
 /// `in` and `out` have `bytes` bytes each, and begin `offset` elements behind a page or, on a
-/// device, an allocation, of which there is one in the current context for each.
-std::unique_ptr<Buffers> make_buffers(Memory memory, std::size_t bytes, Dtype dtype, int offset);
+/// device, an allocation, of which there is one in the current context for each. Or `out` is `in`,
+/// and poison() does nothing.
+std::unique_ptr<Buffers> make_buffers(Memory memory, std::size_t bytes, Dtype dtype, int offset,
+                                      bool is_in_place);
 
 }  // namespace trib::bench

@@ -134,6 +134,7 @@ MPI_Op mpi_op(Op op) {
 // One reduction by functions with a prefix and a tail of arguments: MPI_Allreduce(...),
 // PMPI_Iallreduce(..., &request).
 #define TRIB_CALL(P, All, Red, Scatter, Block, ...)                                     \
+  if (in == out && call.mine.count > 0) in = MPI_IN_PLACE;                              \
   switch (call.collective) {                                                            \
     case Collective::allreduce:                                                         \
       return P##_##All(in, out, count, type_, op_, comm_ __VA_ARGS__);                  \

@@ -115,8 +115,15 @@ void complete(Options& options, const std::optional<std::string>& compare) {
     throw std::invalid_argument("--fresh: inputs are written again in host memory only");
   if (options.memory != Memory::host && options.compare_floor)
     throw std::invalid_argument("--compare floor: it is measured in host memory only");
-  if (options.compare_floor && options.offset > 0)
-    throw std::invalid_argument("--compare floor: it is measured on aligned buffers: --offset 0");
+  if (options.compare_floor && (options.offset > 0 || options.is_in_place))
+    throw std::invalid_argument(
+        "--compare floor: it is measured on two aligned buffers: --offset 0, --in-place 0");
+  for (const Collective collective : options.collectives)
+    if (options.is_in_place && collective != Collective::allreduce &&
+        collective != Collective::reduce)
+      throw std::invalid_argument(
+          "--in-place: libraries differ in where the reduce_scatters have their results then; "
+          "accepted with allreduce, reduce");
   if ((options.compare_mpi || options.compare_intel) && !is_mpi)
     throw std::invalid_argument(
         "--compare mpi, intel: an MPI has no operations on a stream; with " + mode +
@@ -183,6 +190,8 @@ Options read_options(int argc, char** argv) {
       options.check = read_flag(option, value);
     else if (option == "--fresh")
       options.is_fresh = read_flag(option, value);
+    else if (option == "--in-place")
+      options.is_in_place = read_flag(option, value);
     else if (option == "--offset")
       options.offset = read_number(option, value, 0, kMostOffset);
     else if (option == "--memory")

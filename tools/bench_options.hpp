@@ -47,8 +47,9 @@ struct Options {
   double batch_seconds = 0.025;
   long iterations = 0;  ///< per batch; 0: as many as fit into batch_seconds
   bool check = true;
-  bool is_fresh = false;  ///< the inputs are written again before each call
-  int offset = 0;         ///< elements by which buffers begin behind a page or an allocation
+  bool is_fresh = false;     ///< the inputs are written again before each call
+  bool is_in_place = false;  ///< results overwrite the inputs: allreduce and reduce
+  int offset = 0;            ///< elements by which buffers begin behind a page or an allocation
 
   Memory memory = Memory::host;
   Mode mode = Mode::blocking;

@@ -17,8 +17,10 @@ Setup::Setup(const World& world, const Options& options) : description(nlohmann:
   if (options.memory == Memory::cuda) find_gpus(world, options);
   const std::size_t bytes = *std::max_element(options.sizes.begin(), options.sizes.end()) +
                             trib::bytes(options.dtype) * static_cast<std::size_t>(world.size);
-  world.together(
-      [&] { buffers = make_buffers(options.memory, bytes, options.dtype, options.offset); });
+  world.together([&] {
+    buffers =
+        make_buffers(options.memory, bytes, options.dtype, options.offset, options.is_in_place);
+  });
   if (options.memory == Memory::host && options.mode != Mode::blocking)
     description["mode"] = name(options.mode);
   add_sides(world, options, bytes);

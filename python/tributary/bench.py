@@ -172,6 +172,7 @@ def data_text(begin: dict[str, Any]) -> str:
     return (
         f"{begin['dtype']} {begin['op']}"
         + (", inputs written before each call" if begin.get("is_fresh") else "")
+        + (", in place" if begin.get("is_in_place") else "")
         + (f", buffers offset by {offset} element{'s' * (offset > 1)}" if offset else "")
         + (f", {burst} calls in a row" if burst > 1 else "")
         + (", started by barriers" if begin.get("start", "barrier") == "barrier" else "")
@@ -204,6 +205,7 @@ class Job:
     tune: str = ""  # value of the info key trib_tune; then nothing is timed
     overlap: bool = False  # also time operations while their callers compute
     is_fresh: bool = False  # inputs are written again before each call
+    is_in_place: bool = False  # results overwrite the inputs
     offset: int = 0  # elements by which buffers begin behind a page or an allocation
     ways: tuple[str, ...] = ()  # values of the info key trib_algorithm, to be timed as well
 
@@ -225,6 +227,8 @@ class Job:
             words += ["--overlap", "1"]
         if self.is_fresh:
             words += ["--fresh", "1"]
+        if self.is_in_place:
+            words += ["--in-place", "1"]
         if self.offset:
             words += ["--offset", str(self.offset)]
         if self.burst:
@@ -475,6 +479,7 @@ def environment(measurement: Measurement) -> dict[str, Any]:
         "dtype": begin.get("dtype"),
         "op": begin.get("op"),
         "is_fresh": begin.get("is_fresh"),
+        "is_in_place": begin.get("is_in_place"),
         "offset": begin.get("offset"),
         "start": begin.get("start"),
         "burst": begin.get("burst"),

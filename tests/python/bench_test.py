@@ -185,7 +185,8 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--mpi-gpu-aware"): ("--mpi-gpu-aware", "--memory cuda"),
         ("allreduce", "--burst", "0"): ("--burst", "1 or more"),
         ("allreduce", "--offset", "-1"): ("--offset", "0 to 4096"),
-        ("allreduce", "--offset", "1", "--compare", "floor"): ("--compare floor", "--offset 0"),
+        ("allreduce", "--offset", "1", "--compare", "floor"): ("--compare floor", "--offset"),
+        ("all", "--in-place"): ("--in-place", "allreduce, reduce"),
         ("allreduce", "--burst", "3", "--fresh"): ("--burst", "--fresh"),
         ("allreduce", "--mode", "persistent", "--burst", "3", "--overlap"): (
             "--burst",
@@ -501,6 +502,21 @@ def test_wrong_lists_of_mpis_are_named(more: tuple[str, ...], message: str) -> N
     command.add_arguments(parser)
     with pytest.raises(UserError, match=message):
         best.jobs_of(parser.parse_args(["allreduce", "-n", "2", *more]))
+
+
+def test_results_may_overwrite_inputs(trib: Trib, tmp_path: Path) -> None:
+    built_or_skip("trib-bench-mpich")
+    wheel_or_skip("mpich")
+    data = tmp_path / "x.json"
+    status, out, error = trib(
+        *("bench", "reduce", "-n", "2", "--mpi", "mpich", "--sizes", "4,64K", "--repeats", "2"),
+        *("--batch-ms", "2", "--in-place", "--offset", "1", "--json", data),
+    )
+    assert status == 0, error
+    assert "in place, buffers offset by 1 element" in out
+    document = json.loads(data.read_text())
+    assert document["environment"]["is_in_place"]
+    assert [row["wrong"] for row in document["rows"]] == [0] * 4
 
 
 def test_the_floor_stands_beside_the_times(trib: Trib, tmp_path: Path) -> None:

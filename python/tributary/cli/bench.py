@@ -165,6 +165,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the inputs again before each call, as programs do: otherwise all calls reduce the same data, of which other ranks' caches may have copies",
     )
     add(
+        "--in-place",
+        action="store_true",
+        help="let results overwrite the inputs (MPI_IN_PLACE), as training jobs do: allreduce and reduce; with --mode stream and graph results are not compared then",
+    )
+    add(
         "--offset",
         metavar="N",
         type=int,
@@ -291,8 +296,10 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
     compare = _compare(parsed)
     if parsed.nccl != os.environ.get("TRIB_NCCL") and "nccl" not in compare.split(","):
         raise UserError(f"--nccl: with --compare nccl only, not with --compare {compare}")
-    if parsed.offset > 0 and "floor" in compare.split(","):
-        raise UserError("--compare floor: it is measured on aligned buffers: --offset 0")
+    if (parsed.offset > 0 or parsed.in_place) and "floor" in compare.split(","):
+        raise UserError("--compare floor: it is not for --offset and --in-place")
+    if parsed.in_place and collective not in ("allreduce", "reduce"):
+        raise UserError("--in-place: it is for allreduce, reduce")
     is_intel = "intel" in compare.split(",")
     if is_intel:
         settings["I_MPI_OFFLOAD"] = os.environ.get("I_MPI_OFFLOAD", "1")
@@ -321,6 +328,7 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         is_mpi_gpu_aware=parsed.mpi_gpu_aware,
         overlap=parsed.overlap,
         is_fresh=parsed.fresh,
+        is_in_place=parsed.in_place,
         offset=parsed.offset,
     )
 
