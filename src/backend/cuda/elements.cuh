@@ -115,4 +115,22 @@ __device__ __noinline__ void store_elements(std::byte* at, uint4 vector, int ele
     if (i < elements) store_element(reinterpret_cast<T*>(at) + i, raw.element[i]);
 }
 
+__device__ inline bool is_aligned(const std::byte* at) {
+  return reinterpret_cast<std::uintptr_t>(at) % kUnitBytes == 0;
+}
+/// A unit of which `left` elements are there: at once, if that is all of it and it is aligned.
+template <class T>
+__device__ inline uint4 load_unit(const std::byte* at, int left) {
+  constexpr int kElements = kUnitBytes / sizeof(T);
+  return left == kElements && is_aligned(at) ? load_vector(at) : load_elements<T>(at, left);
+}
+template <class T>
+__device__ inline void store_unit(std::byte* at, uint4 unit, int left) {
+  constexpr int kElements = kUnitBytes / sizeof(T);
+  if (left == kElements && is_aligned(at))
+    store_vector(at, unit);
+  else
+    store_elements<T>(at, unit, left);
+}
+
 }  // namespace trib::cuda

@@ -69,21 +69,17 @@ class Local {
       fold_element(number, is_head ? thread : launch_.fold[number].length - in.tail + behind);
   }
 
-  __device__ static bool is_aligned(const std::byte* at) {
-    return reinterpret_cast<std::uintptr_t>(at) % kUnitBytes == 0;
-  }
   /// What is long is aligned.
   template <bool may_be_misaligned>
   __device__ static uint4 load(const std::byte* at) {
-    if (may_be_misaligned && !is_aligned(at)) return load_elements<T>(at, kElements);
-    return load_vector(at);
+    return may_be_misaligned ? load_unit<T>(at, kElements) : load_vector(at);
   }
   template <bool may_be_misaligned>
   __device__ static void store(std::byte* at, uint4 value) {
-    if (!may_be_misaligned || is_aligned(at))
-      store_vector(at, value);
+    if (may_be_misaligned)
+      store_unit<T>(at, value, kElements);
     else
-      store_elements<T>(at, value, kElements);
+      store_vector(at, value);
   }
   /// Where the result of a fold goes: numbers of `out`.
   __device__ int first_out(int number) const { return launch_.is_scattered ? number : 0; }

@@ -50,24 +50,10 @@ class Passes : protected Turn<PipelineLaunch> {
   /// Bytes from an inbox's address to the block's window.
   __device__ std::uint64_t in_inbox() const { return in_inbox_; }
 
-  __device__ static bool is_aligned(const std::byte* at) {
-    return reinterpret_cast<std::uintptr_t>(at) % kUnitBytes == 0;
-  }
   /// Threads take units in turns: of `width` threads, `thread` has those that are equal to it
   /// modulo `width`. The first of these that is not among the first `units`.
   __device__ static int behind(int units, int thread, int width) {
     return thread + (max(units - thread, 0) + width - 1) / width * width;
-  }
-  /// A unit of which `left` elements are there. Whole ones of inboxes go as such, whatever the
-  /// caller's memory is aligned to: of elements, each store would take its own way over the link.
-  __device__ static uint4 load_unit(const std::byte* at, int left) {
-    return left == kElements && is_aligned(at) ? load_vector(at) : load_elements<T>(at, left);
-  }
-  __device__ static void store_unit(std::byte* at, uint4 value, int left = kElements) {
-    if (left == kElements && is_aligned(at))
-      store_vector(at, value);
-    else
-      store_elements<T>(at, value, left);
   }
   /// By the `width` threads.
   template <int deep>
@@ -90,7 +76,9 @@ class Passes : protected Turn<PipelineLaunch> {
 #pragma unroll 1
     for (int unit = behind(units, thread, width); unit * kElements < elements; unit += width) {
       const int left = min(elements - unit * kElements, kElements);
-      store_unit(to + unit * kUnitBytes, load_unit(from + unit * kUnitBytes, left), left);
+      // Whole units of inboxes go as such, whatever the caller's memory is aligned to: of elements,
+      // each store would take its own way over the link.
+      store_unit<T>(to + unit * kUnitBytes, load_unit<T>(from + unit * kUnitBytes, left), left);
     }
   }
 

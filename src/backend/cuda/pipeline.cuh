@@ -129,8 +129,8 @@ class Pipeline : private Passes<T> {
          unit += width()) {
       const int left = min(elements - unit * kElements, kElements);
       fold_units<1>(
-          unit, unit + 1, [&](const std::byte* at) { return this->load_unit(at, left); },
-          [&](std::byte* at, uint4 value) { this->store_unit(at, value, left); });
+          unit, unit + 1, [&](const std::byte* at) { return load_unit<T>(at, left); },
+          [&](std::byte* at, uint4 value) { store_unit<T>(at, value, left); });
     }
   }
 

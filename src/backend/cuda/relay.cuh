@@ -162,15 +162,15 @@ class Relay : private Passes<T> {
 #pragma unroll
       for (int d = 0; d < kDeep; ++d)
         if (const int unit = first + d * width_; unit < units)
-          this->store_unit(to + unit * kUnitBytes, value[d]);
+          store_unit<T>(to + unit * kUnitBytes, value[d], kElements);
     }
 #pragma unroll 1
     for (int unit = this->behind(units, thread_, width_); unit * kElements < elements;
          unit += width_) {
       const int left = min(elements - unit * kElements, kElements);
-      uint4 one = this->load_unit((has_own ? own : came) + unit * kUnitBytes, left);
-      if (has_own && has_other) one = folded(one, this->load_unit(came + unit * kUnitBytes, left));
-      this->store_unit(to + unit * kUnitBytes, one, left);
+      uint4 one = load_unit<T>((has_own ? own : came) + unit * kUnitBytes, left);
+      if (has_own && has_other) one = folded(one, load_unit<T>(came + unit * kUnitBytes, left));
+      store_unit<T>(to + unit * kUnitBytes, one, left);
     }
     arrive_at(kStored);
   }
