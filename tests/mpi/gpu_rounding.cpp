@@ -275,6 +275,7 @@ void one_call(const Type& type, MPI_Datatype handle, MPI_Op op, Collective colle
 
 template <class Type>
 void long_calls(const Type& type, MPI_Datatype handle) {
+  CHECK(handle != MPI_DATATYPE_NULL, "no %s", type.name());
   for (const MPI_Op op : {MPI_SUM, MPI_PROD})
     for (const bool is_staged : {false, true})
       for (int call = 0; call < 3; ++call)
