@@ -54,4 +54,11 @@ const Modules& modules() {
 HostBackend& host_backend() { return *modules().host; }
 DeviceBackend* device_backend() { return modules().device; }
 
+bool has_unknown_devices() {
+  if (device_backend() != nullptr) return false;
+  void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (driver != nullptr) ::dlclose(driver);
+  return driver != nullptr;
+}
+
 }  // namespace trib

@@ -455,6 +455,8 @@ class DeviceBackend : public Backend {
 HostBackend& host_backend();
 /// Null: there is none.
 DeviceBackend* device_backend();
+/// Whether this process has loaded a driver whose memory no module here would know from the host's.
+bool has_unknown_devices();
 
 /// Each module defines one of these.
 extern "C" HostBackend* trib_host_backend();

@@ -30,18 +30,19 @@ enum class Decline : std::uint8_t {
   disabled,     ///< TRIB_ENABLE=0
   single_rank,  ///< nothing to speed up
   intercommunicator,
-  user_operator,  ///< user-defined operator
-  derived_type,   ///< not a predefined type
-  undefined_op,   ///< the MPI standard does not define this operator on this type
-  bad_argument,   ///< left to the MPI to report
-  spans_nodes,    ///< the communicator's ranks are on several machines
-  no_memory,      ///< no shared memory could be had
-  not_set_up,     ///< nonblocking, before the ranks had an occasion to meet
-  being_freed,    ///< in a callback of MPI_Comm_free
-  passed_by,      ///< not blocking, and waits for it may not come here
-  of_session,     ///< not blocking, and may outlive the world
+  user_operator,    ///< user-defined operator
+  derived_type,     ///< not a predefined type
+  undefined_op,     ///< the MPI standard does not define this operator on this type
+  bad_argument,     ///< left to the MPI to report
+  spans_nodes,      ///< the communicator's ranks are on several machines
+  no_memory,        ///< no shared memory could be had
+  not_set_up,       ///< nonblocking, before the ranks had an occasion to meet
+  being_freed,      ///< in a callback of MPI_Comm_free
+  passed_by,        ///< not blocking, and waits for it may not come here
+  of_session,       ///< not blocking, and may outlive the world
+  unknown_devices,  ///< a GPU driver is loaded, and no module tells its memory from the host's
 };
-inline constexpr int kDeclines = 13;
+inline constexpr int kDeclines = 14;
 const char* name(Decline reason);  ///< "user_operator"
 const char* text(Decline reason);  ///< "user-defined operator"
 

@@ -40,6 +40,7 @@ std::uint64_t node_identity() {
 struct Introduction {
   bool is_ready;  // the backends could be loaded
   bool has_device_backend;
+  bool has_unknown_devices;
   bool is_amid_crowd;
   bool uses_device;  // meetings from the first call on
   std::uint64_t node;
@@ -68,6 +69,7 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
     devices_.are_in_use = devices_.backend != nullptr && devices_.backend->is_in_use();
     mine.uses_device = devices_.are_in_use;
     mine.has_device_backend = devices_.backend != nullptr;
+    mine.has_unknown_devices = has_unknown_devices();
     mine.is_ready = true;
   } catch (const std::exception& error) {
     why = error.what();
@@ -109,6 +111,16 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
   spin_ = is_crowd ? kFirstSpinCrowded : kFirstSpin;
   if (!group_.config.enable) {
     declined_ = Decline::disabled;
+    return;
+  }
+  if (std::any_of(all.begin(), all.end(),
+                  [](const Introduction& other) { return other.has_unknown_devices; })) {
+    declined_ = Decline::unknown_devices;
+    if (group_.rank == 0)
+      log_once(Config::Log::warn,
+               "all reductions are left to the MPI: the program has loaded a GPU driver, and this "
+               "Tributary was built without the module that knows GPU buffers "
+               "(trib_backend_cuda.so)");
     return;
   }
   if (nodes.size() > 1) {
@@ -184,6 +196,7 @@ constexpr DeclineText kDeclineTexts[kDeclines] = {
     {"being_freed", "communicator that is being freed"},
     {"passed_by", "nonblocking, and MPI_Wait leads elsewhere"},
     {"of_session", "nonblocking, with a session open"},
+    {"unknown_devices", "GPU driver loaded, and no module for it"},
 };
 
 }  // namespace

@@ -9,4 +9,5 @@ extern "C" CUresult trib_fake_unsupported() { return CUDA_ERROR_NOT_SUPPORTED; }
 #define TRIB_TEXT(name) TRIB_TEXT2(name)
 #define TRIB_STUB(name) \
   asm(".weak " TRIB_TEXT(name) "\n.set " TRIB_TEXT(name) ", trib_fake_unsupported");
-TRIB_DRIVER(TRIB_STUB)
+TRIB_DRIVER_TO_STAGE(TRIB_STUB)
+TRIB_DRIVER_FOR_KERNELS(TRIB_STUB)

@@ -471,6 +471,27 @@ def without_folder(context: Context) -> None:
         expect(result.status == 0 and "as expected" in result.output, result)
 
 
+def unknown_devices(context: Context) -> None:
+    """Where a GPU's driver is loaded and the module for GPUs is missing, the MPI gets all reductions."""
+    with tempfile.TemporaryDirectory() as folder:
+        driver = Path(folder) / "libcuda.so.1"
+        command = ["gcc", "-shared", f"-Wl,-soname,{driver.name}", "-x", "c", "/dev/null"]
+        subprocess.run([*command, "-o", str(driver)], check=True)
+        preload = Path(context.mpi.preload)
+        for name in (preload.name, "libtributary.so", "trib_backend_host.so"):
+            shutil.copy(preload.with_name(name), folder)
+        ours = Path(folder) / preload.name
+        program = [context.program("progress")]
+        counting = {"TRIB_STATS": "1"}
+        result = context.run(2, program, preload=f"{driver}:{ours}", env=counting)
+        expect(result.status == 0 and result.output.count("trib_backend_cuda.so") == 1, result)
+        expect("GPU driver loaded, and no module for it" in result.output, result)
+        expect("one_shot" not in result.output, result)
+        result = context.run(2, program, preload=str(ours), env=counting)
+        expect(result.status == 0 and "trib_backend_cuda.so" not in result.output, result)
+        expect("one_shot" in result.output, result)
+
+
 def left_out(context: Context) -> None:
     """Where some ranks run without the library, the others say what they wait for."""
     program = context.program("communicators")
@@ -542,6 +563,7 @@ CHECKS: dict[str, Callable[[Context], None]] = {
         tool_in_front,
         without_folder,
         left_out,
+        unknown_devices,
         private_mpi,
     )
 }

@@ -78,7 +78,7 @@ class Gpu {
         of_.push_back(std::atoi(at));
       }
     }
-    const char* const driver = std::getenv("TEST_DEVICE");  // protected_device.cpp
+    const char* const driver = std::getenv("TEST_DEVICE");  // protected_driver.cpp
     driver_ = dlopen(driver ? driver : "libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
     if (driver_ == nullptr || call("cuInit", 0u) != 0) return;
     call("cuDeviceGetCount", &count_);

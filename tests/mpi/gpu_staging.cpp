@@ -4,7 +4,7 @@
 // reset, a session instead of MPI_Init.
 //   gpu_staging              what can be done one after the other
 //   gpu_staging failed       with TRIB_TIMEOUT: the communicator is unusable afterwards
-//   gpu_staging reset        with protected_device.cpp only
+//   gpu_staging reset        with protected_driver.cpp only
 //   gpu_staging session
 #include <exception>
 #include <fstream>

@@ -24,7 +24,7 @@ inline int exchange(void*, const void* mine, void* all, std::size_t bytes) {
 
 inline std::string last_error() { return API(trib_last_error)(); }
 
-/// protected_device.cpp has streams, on which everything is done at once, but no graphs.
+/// protected_driver.cpp has streams, on which everything is done at once, but no graphs.
 inline bool has_graphs() { return std::getenv("TEST_DEVICE") == nullptr; }
 
 /// Small whole numbers: sums are exact.

@@ -137,7 +137,6 @@ def main() -> int:
     parser.add_argument("--mpi", required=True)
     parser.add_argument("--ranks", required=True, help="1,2,3")
     parser.add_argument("--no-preload", action="store_true")
-    parser.add_argument("--preload-in", help="the folder of the preload library")
     parser.add_argument("--env", action="append", default=[])
     parser.add_argument("--timeout", type=float, default=120)
     parser.add_argument(
@@ -167,8 +166,6 @@ def main() -> int:
     options = mpi.options_to_keep_others() if arguments.keep_others else []
     if arguments.tolerate_faults:
         options += mpi.options_to_tolerate_faults()
-    if arguments.preload_in:
-        mpi.preload = str(Path(arguments.preload_in) / Path(mpi.preload).name)
     for ranks in map(int, arguments.ranks.split(",")):
         for attempt in range(arguments.attempts):
             result = run(

@@ -168,6 +168,16 @@ def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus["missing"].startswith("no driver: ") and "libcuda.so.1" in gpus["missing"]
 
 
+def test_old_driver(fakes: Path, trib: Trib, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has what staging takes; nothing else may be asked of it."""
+    old = fakes.parent / "mpi/protected"
+    if not (old / "libcuda.so.1").exists():
+        pytest.skip("the stand-in for a driver is not built")
+    gpus = _ask(monkeypatch, LD_LIBRARY_PATH=str(old))
+    assert gpus["driver"] == "10.1" and "too old for kernels" in gpus["missing"]
+    assert "driver for CUDA 10.1, too old for kernels; 1 x stand-in" in _words(trib("info")[1])
+
+
 def test_one_gpu(trib: Trib, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = _ask(monkeypatch, FAKE_GPUS="1")
     assert gpus["links"] == [] and _ways(gpus)["cudaMalloc"] == ["ipc", "scratch"]

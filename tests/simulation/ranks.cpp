@@ -89,7 +89,8 @@ CUresult stream_id(CUstream, unsigned long long* id) {
 Driver make_driver() {
   Driver made;
 #define TRIB_MEMBER(name) made.name##_ = succeed;
-  TRIB_DRIVER(TRIB_MEMBER)
+  TRIB_DRIVER_TO_STAGE(TRIB_MEMBER)
+  TRIB_DRIVER_FOR_KERNELS(TRIB_MEMBER)
 #undef TRIB_MEMBER
   made.cuLaunchKernel_ = launch_kernel;
   made.cuGraphCreate_ = create_graph;
@@ -126,6 +127,7 @@ CopyStream::~CopyStream() { (void)stream_; }
 void CopyStream::wait() const {}
 bool is_default_stream_idle() { return Simulation::is_default_stream_idle(); }
 bool is_default_stream_busy() { return false; }
+std::string too_old_for_kernels(const Driver&) { return {}; }
 ContextId ContextId::of(CUcontext context) { return {context, 0}; }
 CUcontext ContextId::known_to_be_there() const { return handle; }
 Current::Current(CUcontext) : driver_(*driver()) {}

@@ -254,6 +254,8 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
   std::string trouble;
   try {
     if (driver() == nullptr) throw Error(Code::device, "the CUDA driver is not loaded");
+    if (trouble = too_old_for_kernels(*driver()); !trouble.empty())
+      throw Error(Code::device, trouble);
     channel.reset(new Channel(bootstrap, config));
     channel->set_up(pointer);
     mine.blocks = channel->max_blocks_;

@@ -62,7 +62,9 @@ class Cuda final : public DeviceBackend {
     const Driver* const driver = load_driver(why);
     if (driver == nullptr) return why;
     const std::string found = hardware();
-    return "driver for CUDA " + driver_version(*driver) + "; " + (found.empty() ? "no GPU" : found);
+    return "driver for CUDA " + driver_version(*driver) +
+           (driver->has_all_for_kernels ? "" : ", too old for kernels") + "; " +
+           (found.empty() ? "no GPU" : found);
   }
 
   std::string inventory(const Config& config) const override { return cuda::inventory(config); }
@@ -128,7 +130,7 @@ class Cuda final : public DeviceBackend {
 
   std::uint64_t device_of(const void* pointer) const override {
     const CUcontext context = context_of(pointer);
-    if (context == nullptr) return 0;
+    if (context == nullptr || !driver()->has_all_for_kernels) return 0;
     const Current current(context);
     CUdevice device = 0;
     CUuuid id{};

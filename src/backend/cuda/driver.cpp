@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <type_traits>
 
 #include "base/log.hpp"
 
@@ -22,15 +23,23 @@ const Driver* look_up(int flags, std::string& why) {
   const std::lock_guard lock(mutex);
   static auto& driver = *new Driver;
   const char* missing = nullptr;
+  // Whether it is there.
+  const auto find = [&](auto& function, const char* name) {
+    function =
+        reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
+    return function != nullptr;
+  };
 #define TRIB_TEXT2(name) #name
 #define TRIB_TEXT(name) TRIB_TEXT2(name)
   // The name in cuda.h may be a macro for the version in use, such as cuMemAlloc_v2.
-#define TRIB_LOOK_UP(name)                                                                        \
-  driver.name##_ = reinterpret_cast<decltype(driver.name##_)>(::dlsym(library, TRIB_TEXT(name))); \
-  if (driver.name##_ == nullptr) missing = TRIB_TEXT(name);
-  TRIB_DRIVER(TRIB_LOOK_UP)
+#define TRIB_LOOK_UP(name) \
+  if (!find(driver.name##_, TRIB_TEXT(name))) missing = TRIB_TEXT(name);
+  TRIB_DRIVER_FOR_KERNELS(TRIB_LOOK_UP)
+  driver.has_all_for_kernels = missing == nullptr;
+  missing = nullptr;
+  TRIB_DRIVER_TO_STAGE(TRIB_LOOK_UP)
   if (missing != nullptr) {
-    why = std::string("the CUDA driver is too old, it lacks ") + missing;
+    why = std::string("the CUDA driver is too old even to stage GPU buffers, it lacks ") + missing;
     log_once(Config::Log::warn, why);
     return nullptr;
   }
@@ -93,6 +102,18 @@ const Driver* load_driver() {
   return load_driver(why);
 }
 
+std::string driver_version(const Driver& driver) {
+  int version = 0;
+  driver.cuDriverGetVersion_(&version);
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+std::string too_old_for_kernels(const Driver& driver) {
+  if (driver.has_all_for_kernels) return {};
+  return "the driver, for CUDA " + driver_version(driver) +
+         ", is too old for kernels, which take CUDA 13 (580) or newer";
+}
+
 std::string describe(CUresult result) {
   const Driver* const known = found.load(std::memory_order_acquire);
   if (known != nullptr) return text_of(*known, result);
@@ -101,6 +122,8 @@ std::string describe(CUresult result) {
 
 ContextId ContextId::of(CUcontext context) {
   ContextId made{context, 0};
+  if (const std::string why = too_old_for_kernels(*driver()); !why.empty())
+    throw Error(Code::device, why);
   check(driver()->cuCtxGetId_(context, &made.id), "cannot tell the context");
   return made;
 }

@@ -13,34 +13,50 @@
 
 namespace trib::cuda {
 
-#define TRIB_DRIVER(X)              \
-  X(cuCtxGetCurrent)                \
-  X(cuCtxGetDevice)                 \
+/// What tells where buffers are and copies them: drivers since CUDA 10.1 have it.
+#define TRIB_DRIVER_TO_STAGE(X) \
+  X(cuCtxGetCurrent)            \
+  X(cuCtxGetDevice)             \
+  X(cuCtxPopCurrent)            \
+  X(cuCtxPushCurrent)           \
+  X(cuDeviceGet)                \
+  X(cuDeviceGetCount)           \
+  X(cuDeviceGetName)            \
+  X(cuDeviceGetP2PAttribute)    \
+  X(cuDevicePrimaryCtxGetState) \
+  X(cuDevicePrimaryCtxRelease)  \
+  X(cuDevicePrimaryCtxRetain)   \
+  X(cuDeviceTotalMem)           \
+  X(cuDriverGetVersion)         \
+  X(cuGetErrorString)           \
+  X(cuInit)                     \
+  X(cuMemFreeHost)              \
+  X(cuMemHostAlloc)             \
+  X(cuMemcpy2DAsync)            \
+  X(cuMemcpyAsync)              \
+  X(cuPointerGetAttributes)     \
+  X(cuStreamCreate)             \
+  X(cuStreamDestroy)            \
+  X(cuStreamIsCapturing)        \
+  X(cuStreamQuery)              \
+  X(cuStreamSynchronize)        \
+  X(cuThreadExchangeStreamCaptureMode)
+
+/// What kernels and copy engines take besides, some of it since CUDA 13.
+#define TRIB_DRIVER_FOR_KERNELS(X)  \
   X(cuCtxGetId)                     \
-  X(cuCtxPushCurrent)               \
-  X(cuCtxPopCurrent)                \
   X(cuCtxEnablePeerAccess)          \
   X(cuCtxGetStreamPriorityRange)    \
   X(cuCtxSynchronize)               \
-  X(cuDeviceGet)                    \
   X(cuDeviceGetAttribute)           \
-  X(cuDeviceGetCount)               \
-  X(cuDeviceGetName)                \
   X(cuDeviceGetUuid)                \
-  X(cuDeviceTotalMem)               \
-  X(cuDeviceGetP2PAttribute)        \
   X(cuDeviceGetPCIBusId)            \
-  X(cuDevicePrimaryCtxGetState)     \
-  X(cuDevicePrimaryCtxRelease)      \
-  X(cuDevicePrimaryCtxRetain)       \
-  X(cuDriverGetVersion)             \
   X(cuEventCreate)                  \
   X(cuEventDestroy)                 \
   X(cuEventQuery)                   \
   X(cuEventSynchronize)             \
   X(cuEventRecord)                  \
   X(cuFuncGetAttribute)             \
-  X(cuGetErrorString)               \
   X(cuGraphAddKernelNode)           \
   X(cuGraphCreate)                  \
   X(cuGraphDestroy)                 \
@@ -50,7 +66,6 @@ namespace trib::cuda {
   X(cuGraphKernelNodeSetAttribute)  \
   X(cuGraphLaunch)                  \
   X(cuGraphRetainUserObject)        \
-  X(cuInit)                         \
   X(cuIpcCloseMemHandle)            \
   X(cuIpcGetMemHandle)              \
   X(cuIpcOpenMemHandle)             \
@@ -63,10 +78,8 @@ namespace trib::cuda {
   X(cuMemExportToShareableHandle)   \
   X(cuMemFree)                      \
   X(cuMemFreeAsync)                 \
-  X(cuMemFreeHost)                  \
   X(cuMemGetAddressRange)           \
   X(cuMemGetAllocationGranularity)  \
-  X(cuMemHostAlloc)                 \
   X(cuMemHostGetDevicePointer)      \
   X(cuMemHostRegister)              \
   X(cuMemHostUnregister)            \
@@ -76,42 +89,41 @@ namespace trib::cuda {
   X(cuMemRetainAllocationHandle)    \
   X(cuMemSetAccess)                 \
   X(cuMemUnmap)                     \
-  X(cuMemcpy2DAsync)                \
-  X(cuMemcpyAsync)                  \
   X(cuMemcpyBatchAsync)             \
   X(cuMemsetD8Async)                \
   X(cuMemsetD32Async)               \
   X(cuModuleGetFunction)            \
   X(cuModuleLoadData)               \
   X(cuModuleUnload)                 \
-  X(cuPointerGetAttributes)         \
   X(cuPointerSetAttribute)          \
-  X(cuStreamCreate)                 \
   X(cuStreamCreateWithPriority)     \
-  X(cuStreamDestroy)                \
   X(cuStreamGetCaptureInfo)         \
   X(cuStreamGetId)                  \
-  X(cuStreamIsCapturing)            \
-  X(cuStreamQuery)                  \
-  X(cuStreamSynchronize)            \
   X(cuStreamWaitEvent)              \
   X(cuStreamWriteValue64)           \
   X(cuUserObjectCreate)             \
-  X(cuUserObjectRelease)            \
-  X(cuThreadExchangeStreamCaptureMode)
+  X(cuUserObjectRelease)
 
 struct Driver {
 #define TRIB_MEMBER(name) decltype(&::name) name##_ = nullptr;
-  TRIB_DRIVER(TRIB_MEMBER)
+  TRIB_DRIVER_TO_STAGE(TRIB_MEMBER)
+  TRIB_DRIVER_FOR_KERNELS(TRIB_MEMBER)
 #undef TRIB_MEMBER
+  /// Otherwise GPU buffers are staged, and nothing of TRIB_DRIVER_FOR_KERNELS is called.
+  bool has_all_for_kernels = true;
 };
 
-/// Null as long as the process has not loaded the driver, or if it is too old.
+/// Null as long as the process has not loaded the driver, or if it cannot even stage.
 const Driver* driver();
 /// The same, and loads it: for trib info, and programs that asked for a GPU. Null: `why` says what
 /// was missing.
 const Driver* load_driver(std::string& why);
 const Driver* load_driver();
+
+/// "13.0"
+std::string driver_version(const Driver& driver);
+/// In words; empty if it is not.
+std::string too_old_for_kernels(const Driver& driver);
 
 /// "out of memory (CUDA error 2)"
 std::string describe(CUresult result);

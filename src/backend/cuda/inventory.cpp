@@ -3,6 +3,7 @@
 // `trib info gpus`. Which kinds of memory can be shared here is tried, with 2 MiB of each on the
 // first GPU. The ways are those of docs/gpu.md; exports.cpp and channel.cpp decide on them.
 #include "backend/cuda/inventory.hpp"
+#include "backend/cuda/driver.hpp"
 
 #include <unistd.h>
 
@@ -15,6 +16,7 @@
 #include <sstream>
 #include <vector>
 
+#include "backend/cuda/driver.hpp"
 #include "backend/cuda/nvml.hpp"
 
 namespace trib::cuda {
@@ -286,12 +288,6 @@ std::string text_of(const ordered_json& all) {
 
 }  // namespace
 
-std::string driver_version(const Driver& driver) {
-  int version = 0;
-  driver.cuDriverGetVersion_(&version);
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
-
 std::string inventory(const Config& config) {
   ordered_json all{{"missing", ""},
                    {"driver", ""},
@@ -308,6 +304,8 @@ std::string inventory(const Config& config) {
       why = "the driver cannot count GPUs: " + describe(result);
     else if (count == 0)
       why = "the driver finds no GPU (CUDA_VISIBLE_DEVICES may hide it)";
+    else
+      why = too_old_for_kernels(*driver);
   }
   std::vector<CUdevice> devices;
   for (int index = 0; index < count && why.empty(); ++index) {

@@ -4,13 +4,9 @@
 
 #include <string>
 
-#include "backend/cuda/driver.hpp"
 #include "base/config.hpp"
 
 namespace trib::cuda {
-
-/// "13.0"
-std::string driver_version(const Driver& driver);
 
 /// DeviceBackend::inventory().
 std::string inventory(const Config& config);
