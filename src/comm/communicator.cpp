@@ -48,6 +48,7 @@ inline void Communicator::run_checked(const Request& request) {
   Plan& plan = plans_->find(request);
   channel_->announce(plan.signature);
   if (plan.bytes == 0) {
+    last_algorithm_ = "none";
     count_empty(request);
     return;
   }
@@ -69,9 +70,8 @@ inline void Communicator::run_checked(const Request& request) {
 }
 
 void Communicator::count_empty(const Request& request) {
-  last_algorithm_ = "none";
-  ++empty_calls_[static_cast<std::size_t>(request.form)]
-                [static_cast<std::size_t>(request.collective)];
+  empty_calls_[static_cast<std::size_t>(request.form)][static_cast<std::size_t>(request.collective)]
+      .fetch_add(1, std::memory_order_relaxed);
 }
 
 /// The scratch for large messages takes a millisecond or so to set up. Calls that fit without are

@@ -238,10 +238,11 @@ class Communicator {
   const char* last_algorithm_ = "none";
   std::unique_ptr<Plans> plans_;
   std::unique_ptr<Plans> meetings_;  // before calls that are left to the MPI
-  std::array<std::array<std::uint64_t, kCollectives>, kForms> empty_calls_{};
+  std::array<std::array<std::atomic<std::uint64_t>, kCollectives>, kForms> empty_calls_{};
   StagingBuffer staged_in_, staged_out_;
-  const void *seen_in_ = nullptr,
-             *seen_out_ = nullptr;  // as Plan's, of what goes on in the background
+  // As Plan's, of what goes on in the background. Of several threads' starts: each pointer was
+  // seen.
+  std::atomic<const void*> seen_in_{nullptr}, seen_out_{nullptr};
   std::uint64_t posts_ = 0;
   std::atomic<bool> is_patient_{false};                                // waits have no limit
   std::atomic<std::chrono::steady_clock::time_point> all_alive_at_{};  // when all were seen

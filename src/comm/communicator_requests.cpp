@@ -442,13 +442,14 @@ inline void Communicator::stage(Task& task) {
   if (devices_.backend == nullptr || task.meeting_ == Task::Meeting::common) return;
   if (!devices_.are_in_use) {
     // A buffer that was in the host's memory before there was a device is there still.
-    if (request.in == seen_in_ && request.out == seen_out_) [[likely]]
+    if (request.in == seen_in_.load(std::memory_order_relaxed) &&
+        request.out == seen_out_.load(std::memory_order_relaxed)) [[likely]]
       return;
     if (task.is_on_host_) return;
     devices_.are_in_use = devices_.backend->is_in_use();
     if (!devices_.are_in_use) {
-      seen_in_ = request.in;
-      seen_out_ = request.out;
+      seen_in_.store(request.in, std::memory_order_relaxed);
+      seen_out_.store(request.out, std::memory_order_relaxed);
       task.is_on_host_ = request.form == Form::persistent;
       return;
     }

@@ -168,7 +168,7 @@ std::vector<Served> Communicator::served() const {
   if (background_) background_->add_served(all);
   for (int form = 0; form < kForms; ++form)
     for (int collective = 0; collective < kCollectives; ++collective)
-      if (const auto calls =
+      if (const std::uint64_t calls =
               empty_calls_[static_cast<std::size_t>(form)][static_cast<std::size_t>(collective)];
           calls > 0)
         all.push_back(

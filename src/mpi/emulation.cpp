@@ -90,7 +90,7 @@ Emulation::~Emulation() {
   if (end_use(to_word(call_.op))) mpi.Op_free(&call_.op);
 }
 
-int Emulation::prepare() {
+int Emulation::prepare(bool is_ready) {
   const Call call = call_;
   std::vector<int> counts = counts_;
   const auto none = [](auto count) { return std::min<decltype(count)>(count, 0); };
@@ -100,8 +100,15 @@ int Emulation::prepare() {
   int status = post(&trial);
   call_.count = call.count;
   if (status == MPI_SUCCESS) status = wait(&trial, MPI_STATUS_IGNORE);
-  if (status == MPI_SUCCESS) status = library().Comm_split(call.comm, 0, 0, &comm_);
-  if (status == MPI_SUCCESS) call_.comm = comm_;
+  if (status == MPI_SUCCESS)
+    status = library().Comm_split(call.comm, is_ready ? 0 : MPI_UNDEFINED, 0, &comm_);
+  if (status != MPI_SUCCESS || !is_ready) return status;
+  call_.comm = comm_;
+  int size = 0, ready = 0;
+  status = library().Comm_size(call.comm, &size);
+  if (status == MPI_SUCCESS) status = library().Comm_size(comm_, &ready);
+  if (status == MPI_SUCCESS && ready != size)
+    throw Error(Code::system, "another rank cannot make the request");
   return status;
 }
 

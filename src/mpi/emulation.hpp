@@ -20,8 +20,9 @@ class Emulation {
   Emulation& operator=(const Emulation&) = delete;
 
   /// Has the MPI judge the arguments, in a reduction of nothing, and makes what start() needs.
-  /// Collective. The MPI's error code; it has called the error handler.
-  int prepare();
+  /// Collective. The MPI's error code; it has called the error handler. Throws Error on all other
+  /// ranks where one is not ready.
+  int prepare(bool is_ready);
   int start() { return post(&request); }
 
   MPI_Request request = MPI_REQUEST_NULL;  ///< null: inactive

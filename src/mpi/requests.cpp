@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -152,11 +153,15 @@ Handle* find_active(MPI_Request request) {
   return handle && handle->is_active ? handle : nullptr;
 }
 
-/// What the MPI says of tokens in statuses is not always right.
-void set_empty_where_ours(int count, const MPI_Request* requests, MPI_Status* statuses) {
+/// What the MPI says of tokens in statuses is not always right. Where one of its own has failed,
+/// that may be an emulation's, whose status then has the error.
+void set_empty_where_ours(int count, const MPI_Request* requests, MPI_Status* statuses,
+                          bool has_failed) {
   if (statuses == MPI_STATUSES_IGNORE) return;
   for (int i = 0; i < count; ++i)
-    if (find(requests[i])) set_empty(statuses + i);
+    if (const Handle* const handle = find(requests[i]);
+        handle && !(has_failed && handle->emulation))
+      set_empty(statuses + i);
 }
 
 /// The end of an operation is reported to the program.
@@ -507,8 +512,25 @@ int emulate(const Call& call, MPI_Request* request) {
   if (!request) throw Error(Code::argument, "a null pointer for the request");
   sweep();
   auto emulation = std::make_unique<Emulation>(call);
-  if (const int status = emulation->prepare(); status != MPI_SUCCESS) return status;
-  Handle* const handle = take();
+  Handle* handle = nullptr;
+  std::exception_ptr trouble;
+  try {
+    handle = take();
+  } catch (...) {
+    trouble = std::current_exception();  // of this rank alone: the others wait for it in prepare()
+  }
+  int status;
+  try {
+    status = emulation->prepare(/*is_ready=*/handle != nullptr);
+  } catch (...) {
+    if (handle) give_back(handle);
+    throw;
+  }
+  if (trouble) std::rethrow_exception(trouble);
+  if (status != MPI_SUCCESS) {
+    give_back(handle);
+    return status;
+  }
   handle->comm = call.comm;
   handle->emulation = std::move(emulation);
   ++requests_held;
@@ -616,7 +638,7 @@ int test_all(int count, MPI_Request* requests, int* flag, MPI_Status* statuses) 
   const int status = test_all_others(count, Others(count, requests).get(), flag, statuses);
   if (!is_error_in_status(status) && (status != MPI_SUCCESS || !*flag)) return status;
   const Ours ours(count, requests, statuses);
-  set_empty_where_ours(count, requests, statuses);
+  set_empty_where_ours(count, requests, statuses, status != MPI_SUCCESS);
   wait_for_all_of_ours(count, requests, statuses, failures);
   if (failures.are_any()) return end_with_failures(count, requests, statuses, failures);
   if (status != MPI_SUCCESS) ours.set_success();
@@ -630,7 +652,7 @@ int wait_all(int count, MPI_Request* requests, MPI_Status* statuses) {
   if (failures.are_any()) return end_with_failures(count, requests, statuses, failures);
   const int status = wait_for_all_others(count, Others(count, requests).get(), statuses);
   if (status == MPI_SUCCESS || is_error_in_status(status))
-    set_empty_where_ours(count, requests, statuses);
+    set_empty_where_ours(count, requests, statuses, status != MPI_SUCCESS);
   if (is_error_in_status(status)) ours.set_success();
   return status;
 }

@@ -317,6 +317,11 @@ void settings() {
       reduce_nonblocking_on(comm);
       reduce_on(comm);
     }
+    // It is of blocking calls.
+    MPI_Request empty;
+    int value = 1, sum = 0;
+    MPI_Iallreduce(&value, &sum, 0, MPI_INT, MPI_SUM, comm, &empty);
+    MPI_Wait(&empty, MPI_STATUS_IGNORE);
     CHECK(last_algorithm(comm) == "ring", "%s", last_algorithm(comm).c_str());
     MPI_Comm_free(&comm);
   }

@@ -922,6 +922,28 @@ void threads() {
   std::thread another(work, (rank + 1) % 2);
   work(rank % 2);
   another.join();
+#if HAS_PERSISTENT_REDUCTIONS
+  // Of one communicator, each started by a thread of its own: in orders that nobody knows.
+  const Dup common;
+  std::shared_ptr<Reduction> reductions[2];
+  MPI_Request requests[2];
+  for (int i = 0; i < 2; ++i) {
+    reductions[i] = reduction(common, varied(i, size, 3000));
+    reductions[i]->init(&requests[i]);
+  }
+  const auto start = [&](int index) {
+    for (int round = 0; round < unless_crowded(300, 30); ++round) {
+      reductions[index]->fill(round);
+      MPI_Start(&requests[index]);
+      finish_started(&requests[index], index + round);
+      reductions[index]->check();
+    }
+    MPI_Request_free(&requests[index]);
+  };
+  std::thread starter(start, (rank + 1) % 2);
+  start(rank % 2);
+  starter.join();
+#endif
 }
 
 // ----------------------------------------------------------------------------------- communicators
