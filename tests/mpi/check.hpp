@@ -13,6 +13,17 @@
 #include <cstring>
 #include <string>
 
+// Open MPI 4 lacks persistent reductions, so that the program has to be linked with Tributary, as
+// TEST_LINKED says; Open MPI 5 has them, and calls itself MPI 3.1. Those of MPICH 4.0.2 are not to
+// be used: MPI_Test of an inactive one gives flag 0.
+#if defined(MPICH_NUMVERSION) && MPICH_NUMVERSION < 40100000
+#define HAS_PERSISTENT_REDUCTIONS 0
+#elif MPI_VERSION >= 4 || (defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION >= 5) || TEST_LINKED
+#define HAS_PERSISTENT_REDUCTIONS 1
+#else
+#define HAS_PERSISTENT_REDUCTIONS 0
+#endif
+
 inline int world_rank() {
   int rank;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);

@@ -72,7 +72,7 @@ int run_refused() {
       {"broadcast", [&] { return MPI_Bcast(in, 1, MPI_DATATYPE_NULL, 0, comm); }},
       {"nonblocking",
        [&] { return MPI_Iallreduce(in, out, 4, MPI_FLOAT, MPI_BAND, comm, &request); }},
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
       {"persistent",
        [&] {
          return MPI_Allreduce_init(in, out, 2, pair, MPI_SUM, comm, MPI_INFO_NULL, &request);
@@ -211,7 +211,7 @@ int main(int argc, char** argv) {
     if (is_of_all) return post_and_end_all();
     if (is("-test") || is("-seldom")) return post_and_end(false);
     if (is("-any")) return post_and_end(true);
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
     if (is("-init")) {
       MPI_Request request = MPI_REQUEST_NULL;
       return MPI_Allreduce_init(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, comm,
@@ -288,7 +288,7 @@ int main(int argc, char** argv) {
                 MPI_Allreduce(from, to, count, MPI_DOUBLE, op, comm));
     is_unusable("MPI_Iallreduce, own operator",
                 MPI_Iallreduce(from, to, count, MPI_DOUBLE, op, comm, &request));
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
     is_unusable("MPI_Allreduce_init", MPI_Allreduce_init(from, to, count, MPI_DOUBLE, MPI_SUM, comm,
                                                          MPI_INFO_NULL, &request));
 #endif
@@ -303,7 +303,7 @@ int main(int argc, char** argv) {
   if (what == "active") {  // a request that is started twice, or cancelled
     MPI_Request request = MPI_REQUEST_NULL;
     for (int round = 0; round < 2; ++round) {
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
       MPI_Allreduce_init(in.data(), out.data(), count, MPI_DOUBLE, MPI_SUM, comm, MPI_INFO_NULL,
                          &request);
       if (odd) MPI_Barrier(comm);
@@ -386,7 +386,7 @@ int main(int argc, char** argv) {
     const auto own_reduce = [&](MPI_Op op) {
       if (what == "own-op-reduce")
         return MPI_Reduce(in.data(), out.data(), count, MPI_DOUBLE, op, size - 1, comm);
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
       if (what == "own-op-init") {
         MPI_Request request = MPI_REQUEST_NULL;
         const int result = MPI_Allreduce_init(in.data(), out.data(), count, MPI_DOUBLE, op, comm,

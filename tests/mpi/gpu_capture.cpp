@@ -213,7 +213,7 @@ class Call {
         status = MPI_Iallreduce(in, out, count_, MPI_FLOAT, MPI_SUM, comm, &request);
         return status == MPI_SUCCESS ? MPI_Wait(&request, MPI_STATUS_IGNORE) : status;
       case Way::persistent:
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
         status =
             MPI_Allreduce_init(in, out, count_, MPI_FLOAT, MPI_SUM, comm, MPI_INFO_NULL, &request);
         for (int i = 0; i < 3 && status == MPI_SUCCESS; ++i) {

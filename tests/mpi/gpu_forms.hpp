@@ -11,17 +11,11 @@
 
 #include "gpu_buffer.hpp"
 
-#if MPI_VERSION >= 4 || (defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION >= 5)
-#define HAS_PERSISTENT 1
-#else
-#define HAS_PERSISTENT 0
-#endif
-
 inline bool is_all_on_host;  // to see that the MPI itself does what is expected
 
 enum class Form { blocking, nonblocking, persistent };
 
-#if HAS_PERSISTENT
+#if HAS_PERSISTENT_REDUCTIONS
 #define PERSISTENT(name, ...) \
   if (form == Form::persistent) return name(__VA_ARGS__, MPI_INFO_NULL, request);
 #else
@@ -42,7 +36,7 @@ enum class Form { blocking, nonblocking, persistent };
 
 inline std::vector<Form> forms(bool has_persistent = true) {
   std::vector<Form> all = {Form::blocking, Form::nonblocking};
-  if (HAS_PERSISTENT && has_persistent) all.push_back(Form::persistent);
+  if (HAS_PERSISTENT_REDUCTIONS && has_persistent) all.push_back(Form::persistent);
   return all;
 }
 

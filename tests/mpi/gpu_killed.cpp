@@ -72,7 +72,7 @@ void by_mpi(bool is_reduce, bool is_nonblocking, bool is_persistent) {
   };
   // From some blocking call on, nonblocking ones go by kernels.
   for (int i = 0; i < 20; ++i) CHECK(blocking() == MPI_SUCCESS, "");
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
   if (is_persistent)
     CHECK(MPI_Allreduce_init(MPI_IN_PLACE, data, count, MPI_FLOAT, MPI_MAX, MPI_COMM_WORLD,
                              MPI_INFO_NULL, &request) == MPI_SUCCESS,
@@ -154,7 +154,7 @@ int main(int argc, char** argv) {
     if (word == "first") is_first = true;
     if (word == "reduce") is_reduce = true;
     if (word == "nonblocking") is_nonblocking = true;
-    if (word == "persistent") (MPI_VERSION >= 4 ? is_persistent : is_nonblocking) = true;
+    if (word == "persistent") (HAS_PERSISTENT_REDUCTIONS ? is_persistent : is_nonblocking) = true;
     if (word == "stream") is_on_stream = true;
   }
   if (argc > 1) count = std::atoi(argv[1]);

@@ -72,7 +72,7 @@ void by_mpi(const char* what, Form form, int count) {
   for (int i = 0; i < 20; ++i)
     if (const int status = blocking(); status != MPI_SUCCESS)
       CHECK(false, "%s: before: %s", what, error_text(status).c_str());
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
   if (form == Form::persistent)
     CHECK(MPI_Allreduce_init(MPI_IN_PLACE, data, count, MPI_FLOAT, MPI_MAX, comm, MPI_INFO_NULL,
                              &request) == MPI_SUCCESS,
@@ -142,7 +142,7 @@ int main(int argc, char** argv) {
   by_mpi("a blocking call", Form::blocking, 1000);
   by_mpi("a long blocking call", Form::blocking, 3000000);
   by_mpi("a nonblocking call", Form::nonblocking, 1000);
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
   by_mpi("a persistent start", Form::persistent, 1000);
   by_mpi("a long persistent start", Form::persistent, 3000000);
 #endif

@@ -74,7 +74,7 @@ void run(const char* where, float* in, float* out) {
         "");
     CHECK(MPI_Wait(&request, MPI_STATUS_IGNORE) == MPI_SUCCESS, "");
     expect("MPI_Iallreduce", n, 0, sum);
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
     CHECK(MPI_Allreduce_init(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL,
                              &request) == MPI_SUCCESS,
           "");

@@ -249,7 +249,7 @@ void post(Call& call) {
   CHECK(status == MPI_SUCCESS, "call %d", call.salt);
 }
 
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
 void prepare(Call& call) {
   const MPI_Comm comm = comms[call.which];
   int status = MPI_SUCCESS;
@@ -336,7 +336,7 @@ void several_nonblocking(const std::vector<Room>& rooms) {
   }
 }
 
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
 void several_persistent(std::vector<Call>& prepared, const std::vector<Room>& rooms) {
   if (prepared.empty() || choose(40) == 0) {  // another one in the place of each
     for (Call& call : prepared) CHECK(MPI_Request_free(&call.request) == MPI_SUCCESS, "");
@@ -461,7 +461,7 @@ int main(int argc, char** argv) {
     } else if (kind < 6) {
       several_nonblocking(rooms);
     } else if (kind < 8) {
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
       several_persistent(prepared, rooms_of_requests);
 #endif
     } else if (has_streams) {

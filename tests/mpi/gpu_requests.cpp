@@ -111,7 +111,7 @@ struct Part {
             : MPI_Reduce_scatter_block(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     CHECK(status == MPI_SUCCESS, "");
   }
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
   void prepare() {
     const int status =
         kind == Kind::allreduce ? MPI_Allreduce_init(send(), out, count, MPI_FLOAT, MPI_SUM,
@@ -283,7 +283,7 @@ void late_peers() {
   }
 }
 
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
 void persistent() {
   const Parts parts = some(14, 7);
   for (const auto& part : parts) part->prepare();
@@ -668,7 +668,7 @@ int main(int argc, char** argv) {
   size = world_size();
   skip_without_gpu();
   const bool is_often = argc > 1 && std::strcmp(argv[1], "often") == 0;
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
   if (is_often) starts_without_growth();
 #endif
   const bool are_posts = argc > 1 && std::strcmp(argv[1], "posts") == 0;
@@ -689,7 +689,7 @@ int main(int argc, char** argv) {
   }
   nonblocking();
   late_peers();
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
   persistent();
   registered();
   reallocated();

@@ -56,7 +56,7 @@ void blocking(float* data, const std::vector<int>& counts, MPI_Comm comm, int ro
 
 void persistent(float* data, const std::vector<int>& counts, MPI_Comm comm, int round,
                 const char* what) {
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
   const auto total = static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), 0));
   MPI_Request request = MPI_REQUEST_NULL;
   CHECK(MPI_Reduce_scatter_init(MPI_IN_PLACE, data, counts.data(), MPI_FLOAT, MPI_SUM, comm,

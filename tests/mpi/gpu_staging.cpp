@@ -133,7 +133,7 @@ void used_again() {
 /// A persistent reduction of which MPI_Test has told that it failed does not write to its buffer
 /// when it is freed.
 void failed() {
-#if MPI_VERSION >= 4
+#if HAS_PERSISTENT_REDUCTIONS
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   Buffer in(4, 0), out(4, 0);
   void *const from = in.ready(), *const to = out.ready();

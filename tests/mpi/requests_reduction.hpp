@@ -15,16 +15,6 @@
 #include "check.hpp"
 #include "tributary/mpi_persistent.h"
 
-// Open MPI 4 lacks them, so that the program has to be linked with Tributary, as TEST_LINKED says;
-// Open MPI 5 has them, and calls itself MPI 3.1. Those of MPICH 4.0.2 are not to be used: MPI_Test
-// of an inactive one gives flag 0.
-#if defined(MPICH_NUMVERSION) && MPICH_NUMVERSION < 40100000
-#define HAS_PERSISTENT_REDUCTIONS 0
-#elif MPI_VERSION >= 4 || (defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION >= 5) || TEST_LINKED
-#define HAS_PERSISTENT_REDUCTIONS 1
-#else
-#define HAS_PERSISTENT_REDUCTIONS 0
-#endif
 // The large-count form of a function if `large`. Scalar counts convert by themselves.
 #if MPI_VERSION >= 4
 #define FORM(large, name, ...) ((large) ? name##_c(__VA_ARGS__) : name(__VA_ARGS__))
