@@ -283,6 +283,13 @@ class HostChannel {
   virtual void leave_board() noexcept = 0;
 };
 
+/// What a program has under way on a device's default stream, for as long as it takes.
+class Unsettled {
+ public:
+  virtual ~Unsettled() = default;
+  virtual bool is_over() = 0;
+};
+
 /// Flags, scratch and sequence numbers on devices.
 class DeviceChannel {
  public:
@@ -313,7 +320,7 @@ class DeviceChannel {
   virtual bool can_map() const { return false; }
   /// For shared devices, or buffers that all ranks are to map, before a meeting: adds to the card
   /// what others have to know of this rank's buffers. On shared devices they have to be settled
-  /// before kernels use them: wait_until_settled(), or is_settled() and another look at the cards.
+  /// before kernels use them: unsettled(), or is_settled() and another look at the cards.
   virtual void show(Card& card, const ShownBuffers& buffers) { (void)card, (void)buffers; }
   /// The same, after the meeting on `met`: where the buffers are. False: some cannot be reached.
   virtual bool reach(const HostChannel& met, const void* in, void* out,
@@ -340,17 +347,9 @@ class DeviceChannel {
   /// Whether peers' kernels may use buffers of this rank: the program has nothing under way on its
   /// default stream. May wait for that a little.
   virtual bool is_settled() const { return true; }
-  /// What the program has under way on its default stream, for as long as it takes.
-  class Unsettled {
-   public:
-    virtual ~Unsettled() = default;
-    virtual bool is_over() = 0;
-  };
   /// What peers' kernels have to come behind, which may not be long. Null: nothing, or nobody
   /// knows.
   virtual std::unique_ptr<Unsettled> unsettled() const { return nullptr; }
-  /// Until they may. Nothing that is under way there may wait for a peer.
-  virtual void wait_until_settled() const {}
   /// In calls that do without: lets go of what ranks have shown, and their programs have freed.
   /// What kernels may be using is there still. Safe beside calls of other threads.
   virtual void tidy_up() {}
@@ -404,6 +403,12 @@ class DeviceBackend : public Backend {
   /// Whether this process uses the device: its driver is loaded and the program has a context.
   virtual bool is_in_use() const = 0;
   virtual Memory where(const void* pointer) const = 0;
+  /// What a copy to or from the buffer would come behind, on the host's time: it may take long, and
+  /// a peer that it waits for may need this rank meanwhile. Null: nothing, or the host's memory.
+  virtual std::unique_ptr<Unsettled> unsettled(const void* pointer) const {
+    (void)pointer;
+    return nullptr;
+  }
   /// Whether kernels exist for it.
   virtual bool is_defined(Op op, Dtype dtype) const = 0;
   /// Collective. `pointer` is a buffer on the device that is to be used. Null (on all ranks alike)

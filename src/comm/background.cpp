@@ -29,16 +29,16 @@ struct Lane {
   Plans plans;
   Plan* plan = nullptr;  // of `first`, once it has begun; persistent: of its only task
   bool has_own_plan = false;
-  bool turns = false;                                   // has more room than it needs
-  bool has_begun = false;                               // `first` has been announced
-  bool has_come = false;                                // ... to its meeting
-  std::unique_ptr<DeviceChannel::Unsettled> unsettled;  // what it waits for before that
-  bool is_settled = false;                              // that is over
-  int absent = -1;                                      // a rank that has not come to its meeting
-  Card card;                                            // that this rank shows there
-  bool meets_again = false;           // to hear whether all can reach what was shown
-  std::vector<MappedBuffers> mapped;  // nonblocking: of the ranks on this rank's device
-  Task* first = nullptr;              // the one that runs, or runs next
+  bool turns = false;                    // has more room than it needs
+  bool has_begun = false;                // `first` has been announced
+  bool has_come = false;                 // ... to its meeting
+  std::unique_ptr<Unsettled> unsettled;  // what it waits for before that
+  bool is_settled = false;               // that is over
+  int absent = -1;                       // a rank that has not come to its meeting
+  Card card;                             // that this rank shows there
+  bool meets_again = false;              // to hear whether all can reach what was shown
+  std::vector<MappedBuffers> mapped;     // nonblocking: of the ranks on this rank's device
+  Task* first = nullptr;                 // the one that runs, or runs next
   Task* last = nullptr;
   Operation* operation = nullptr;  // of `first`, once launched
   Path* path = nullptr;            // whose operation it is

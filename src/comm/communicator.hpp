@@ -158,6 +158,7 @@ class Communicator {
   bool run_mapped(const Request& request, Plan& plan);
   void run_with_devices(const Request& request, Plan& plan);
   void meet(const Card& card, bool looks_ahead = false);
+  void wait_for(const std::unique_ptr<Unsettled>& unsettled);
   Route meet(Card& card, const Request& request, const Plan& plan, const DeviceCall& call);
   Card device_card(const Request& request, const Plan& plan, const DeviceCall& call);
   bool may_map(const Plan& plan) const;

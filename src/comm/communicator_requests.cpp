@@ -460,6 +460,7 @@ inline void Communicator::stage(Task& task) {
   if (task.stages_late_) {
     is_on_device = is_beyond_host(devices_.backend->where(request.in));
   } else {
+    wait_for(devices_.backend->unsettled(request.in));
     background_->stage(task);
     is_on_device = task.in_ != request.in;
   }
@@ -481,6 +482,7 @@ void Communicator::fetch(Task& task) {
   if (task.error_) [[unlikely]]
     return;
   if (task.fetched_bytes_ > 0) [[unlikely]] {
+    wait_for(devices_.backend->unsettled(task.request_.out));
     devices_.backend->copy(task.request_.out, task.out_, task.fetched_bytes_);
     task.fetched_bytes_ = 0;
   }

@@ -13,8 +13,10 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "comm/background.hpp"
 #include "mpi/communicators.hpp"
 #include "mpi/lifetime.hpp"
+#include "mpi/liveness.hpp"
 #include "mpi/report.hpp"
 #include "mpi/staged_requests.hpp"
 #include "mpi/stats.hpp"
@@ -672,6 +674,21 @@ std::unique_ptr<HostCopies> HostCopies::make(const DeviceBackend& device,
   return Maker(device, prototype, width, words).make();
 }
 
+namespace {
+
+/// What the program has under way on its default stream, which a copy would wait for in the
+/// driver, may depend on a peer that needs the MPI of this rank first.
+void wait_for_default_stream(const DeviceBackend& device, Word of) {
+  const auto unsettled = device.unsettled(reinterpret_cast<const void*>(of));
+  while (unsettled && !unsettled->is_over()) {
+    keep_mpi_alive();
+    Background::progress_all();
+    ::sched_yield();
+  }
+}
+
+}  // namespace
+
 void HostCopies::copy(const Pieces& pieces, Word to, Word from) const {
   std::vector<Rows> rows;
   rows.reserve(pieces.size());
@@ -683,6 +700,7 @@ void HostCopies::copy(const Pieces& pieces, Word to, Word from) const {
 }
 
 void HostCopies::load() const {
+  if (!buffers_.empty()) wait_for_default_stream(device_, buffers_.front().original);
   for (const Buffer& buffer : buffers_) copy(buffer.read, buffer.copy, buffer.original);
 }
 
@@ -720,6 +738,7 @@ void HostCopies::fetch(const MPI_Status* status) const {
 }
 
 void HostCopies::fetch(std::size_t arrived) const {
+  if (!buffers_.empty()) wait_for_default_stream(device_, buffers_.front().original);
   for (const Buffer& buffer : buffers_) {
     const bool is_short = buffer.incoming && arrived < buffer.incoming->bytes();
     copy(is_short ? buffer.incoming->first(arrived) : buffer.written, buffer.original, buffer.copy);

@@ -9,10 +9,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -131,6 +133,7 @@ Areas& areas() {
 /// The contexts that are current in a thread, the last one on top. There is but one to be had.
 thread_local std::vector<CUcontext> current;
 bool is_used = false;
+std::atomic<int> functions_running{0};
 
 CUcontext the_context() { return reinterpret_cast<CUcontext>(&areas()); }
 void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
@@ -262,14 +265,38 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* wanted, voi
   return CUDA_SUCCESS;
 }
 
-// All that is enqueued is done at once.
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream) {
+// All that is enqueued is done at once, but for functions on the host, which the rest comes behind.
+CUresult cuLaunchHostFunc(CUstream, CUhostFn function, void* data) {
+  ++functions_running;
+  std::thread([=] {
+    function(data);
+    --functions_running;
+  }).detach();
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamQuery(CUstream) {
+  return functions_running == 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+CUresult cuStreamSynchronize(CUstream) {
+  while (functions_running != 0) std::this_thread::yield();
+  return CUDA_SUCCESS;
+}
+CUresult cuEventCreate(CUevent* event, unsigned) {
+  *event = reinterpret_cast<CUevent>(&areas());
+  return in_context([] { return true; });
+}
+CUresult cuEventRecord(CUevent, CUstream) { return CUDA_SUCCESS; }
+CUresult cuEventQuery(CUevent) { return cuStreamQuery(nullptr); }
+CUresult cuEventDestroy(CUevent) { return CUDA_SUCCESS; }
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+  cuStreamSynchronize(stream);
   return in_context([&] { return areas().copy(pointer(to), pointer(from), bytes); });
 }
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
   return cuMemcpyAsync(to, from, bytes, nullptr);
 }
-CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D* rows, CUstream) {
+CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D* rows, CUstream stream) {
+  cuStreamSynchronize(stream);
   return in_context([&] {
     const bool is_up = rows->dstMemoryType == CU_MEMORYTYPE_DEVICE;
     auto* to = static_cast<char*>(is_up ? pointer(rows->dstDevice) : rows->dstHost);
@@ -289,8 +316,6 @@ CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
   *status = CU_STREAM_CAPTURE_STATUS_NONE;
   return CUDA_SUCCESS;
 }
-CUresult cuStreamQuery(CUstream) { return CUDA_SUCCESS; }
-CUresult cuStreamSynchronize(CUstream) { return CUDA_SUCCESS; }
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   *mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   return CUDA_SUCCESS;

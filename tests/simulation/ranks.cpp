@@ -121,7 +121,6 @@ std::string describe(CUresult result) { return "CUDA error " + std::to_string(re
 void fill(CUdeviceptr memory, unsigned char value, std::size_t bytes) {
   std::memset(reinterpret_cast<void*>(memory), value, bytes);
 }
-void wait_for_default_stream() {}
 CopyStream::CopyStream() = default;
 CopyStream::~CopyStream() { (void)stream_; }
 void CopyStream::wait() const {}

@@ -20,6 +20,7 @@
 #include "backend/cuda/mapped_program.hpp"
 #include "backend/cuda/memory.hpp"
 #include "backend/cuda/program.hpp"
+#include "backend/cuda/unsettled.hpp"
 #include "base/locks.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
@@ -550,44 +551,10 @@ bool Channel::is_settled() const {
   return true;
 }
 
-/// What is enqueued later has nothing to do with it, or a program that never stops enqueuing would
-/// keep the reduction waiting.
-class Channel::Event final : public DeviceChannel::Unsettled {
- public:
-  explicit Event(const ContextId& context) : context_(context) {
-    is_there_ = driver()->cuEventCreate_(&event_, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS &&
-                driver()->cuEventRecord_(event_, CU_STREAM_LEGACY) == CUDA_SUCCESS;
-  }
-  ~Event() override {
-    if (event_ != nullptr && context_.is_there()) driver()->cuEventDestroy_(event_);
-  }
-  bool is_there() const { return is_there_; }
-  bool is_over() override {
-    if (!context_.is_there()) return true;
-    const Current current(context_.handle);
-    return driver()->cuEventQuery_(event_) != CUDA_ERROR_NOT_READY;
-  }
-
- private:
-  const ContextId context_;
-  CUevent event_ = nullptr;
-  bool is_there_ = false;
-};
-
-std::unique_ptr<DeviceChannel::Unsettled> Channel::unsettled() const {
-  if (!sharing_ || sharing_->leads() || ignores_default_stream_ || !context_id_.is_there())
-    return nullptr;
-  const Current current(context_);
-  if (!is_default_stream_busy()) return nullptr;
-  auto event = std::make_unique<Event>(context_id_);
-  return event->is_there() ? std::move(event) : nullptr;
-}
-
 /// The leader's kernel is ordered behind its own default stream, not behind this rank's.
-void Channel::wait_until_settled() const {
-  if (!sharing_ || sharing_->leads() || !context_id_.is_there()) return;
-  const Current current(context_);
-  wait_for_default_stream();
+std::unique_ptr<Unsettled> Channel::unsettled() const {
+  if (!sharing_ || sharing_->leads() || ignores_default_stream_) return nullptr;
+  return cuda::unsettled(context_id_);
 }
 
 std::shared_ptr<void> Channel::hold(const ShownBuffers& buffers,

@@ -54,7 +54,6 @@ class Channel final : public trib::DeviceChannel {
   bool is_still_there(const std::shared_ptr<void>& held) const override;
   bool is_settled() const override;
   std::unique_ptr<Unsettled> unsettled() const override;
-  void wait_until_settled() const override;
   void tidy_up() override;
   void look_ahead() override;
   void* allocate(std::size_t bytes) override;
@@ -69,7 +68,6 @@ class Channel final : public trib::DeviceChannel {
   friend class LocalProgram;
   friend class MappedProgram;
   friend class Simulation;  // tests/simulation: makes channels without GPUs
-  class Event;
   struct Peer {
     CUdeviceptr inbox = 0;
     bool is_mapped = false;      // from another process

@@ -9,6 +9,7 @@
 #include "backend/cuda/channel.hpp"
 #include "backend/cuda/inventory.hpp"
 #include "backend/cuda/memory.hpp"
+#include "backend/cuda/unsettled.hpp"
 
 namespace trib::cuda {
 namespace {
@@ -101,6 +102,11 @@ class Cuda final : public DeviceBackend {
   }
 
   Memory where(const void* pointer) const override { return cuda::where(pointer); }
+
+  std::unique_ptr<Unsettled> unsettled(const void* pointer) const override {
+    if (cuda::where(pointer) != Memory::device) return nullptr;
+    return cuda::unsettled(ContextId::of(context_of(pointer)));
+  }
 
   bool is_defined(Op op, Dtype dtype) const override {
     return is_on_device(dtype) && trib::is_defined(op, dtype);

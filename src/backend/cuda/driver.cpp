@@ -122,8 +122,7 @@ std::string describe(CUresult result) {
 
 ContextId ContextId::of(CUcontext context) {
   ContextId made{context, 0};
-  if (const std::string why = too_old_for_kernels(*driver()); !why.empty())
-    throw Error(Code::device, why);
+  if (!driver()->has_all_for_kernels) return made;
   check(driver()->cuCtxGetId_(context, &made.id), "cannot tell the context");
   return made;
 }
@@ -163,13 +162,6 @@ CopyStream::~CopyStream() {
 }
 void CopyStream::wait() const {
   check(driver()->cuStreamSynchronize_(stream_), "cannot copy between host and device");
-}
-
-void wait_for_default_stream() {
-  const Driver& known = *driver();
-  if (is_default_stream_captured()) return;  // to look would end the capture
-  if (known.cuStreamQuery_(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY)
-    check(known.cuStreamSynchronize_(CU_STREAM_LEGACY), "the default stream failed");
 }
 
 bool is_default_stream_busy() {

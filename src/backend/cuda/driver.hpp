@@ -28,6 +28,10 @@ namespace trib::cuda {
   X(cuDevicePrimaryCtxRetain)   \
   X(cuDeviceTotalMem)           \
   X(cuDriverGetVersion)         \
+  X(cuEventCreate)              \
+  X(cuEventDestroy)             \
+  X(cuEventQuery)               \
+  X(cuEventRecord)              \
   X(cuGetErrorString)           \
   X(cuInit)                     \
   X(cuMemFreeHost)              \
@@ -51,11 +55,7 @@ namespace trib::cuda {
   X(cuDeviceGetAttribute)           \
   X(cuDeviceGetUuid)                \
   X(cuDeviceGetPCIBusId)            \
-  X(cuEventCreate)                  \
-  X(cuEventDestroy)                 \
-  X(cuEventQuery)                   \
   X(cuEventSynchronize)             \
-  X(cuEventRecord)                  \
   X(cuFuncGetAttribute)             \
   X(cuGraphAddKernelNode)           \
   X(cuGraphCreate)                  \
@@ -141,8 +141,10 @@ struct ContextId {
 
   /// Throws Error.
   static ContextId of(CUcontext context);
+  /// As far as the driver can tell: an old one has no ids.
   bool is_there() const noexcept {
     unsigned long long now = 0;
+    if (!driver()->has_all_for_kernels) return true;
     return driver()->cuCtxGetId_(handle, &now) == CUDA_SUCCESS && now == id;
   }
   /// The handle. Throws Error if the context is gone.
@@ -171,8 +173,6 @@ class CopyStream {
   CUstream stream_ = nullptr;
 };
 
-/// Until what is under way on the default stream of the current context is done.
-void wait_for_default_stream();
 /// Whether nothing is, as far as can be said without harm: a look at it would break the capture of
 /// any stream that is ordered with it.
 bool is_default_stream_idle();

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A rank's default stream has something to do that ends only when another rank has sent it a large
+// message. The receive is posted, the call on a GPU buffer comes next: while it waits for the
+// stream, the message has to get on.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "gpu.hpp"
+
+namespace {
+
+int rank, size;
+
+/// What all ranks see.
+struct Shared {
+  std::atomic<int> sent;     // messages that have gone out
+  std::atomic<int> expired;  // waits of streams that nobody ended
+};
+Shared* shared = nullptr;
+int awaited = 0;
+
+/// On the stream: until that message has gone out.
+void wait_for_message(void*) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (shared->sent.load() < awaited) {
+    if (std::chrono::steady_clock::now() > end) {
+      ++shared->expired;
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+void share() {
+  std::string name = "/trib_test_busy_" + std::to_string(getpid());
+  char text[64] = {};
+  std::snprintf(text, sizeof text, "%s", name.c_str());
+  MPI_Bcast(text, sizeof text, MPI_CHAR, 0, MPI_COMM_WORLD);
+  int file = -1;
+  if (rank == 0) {
+    file = shm_open(text, O_CREAT | O_EXCL | O_RDWR, 0600);
+    CHECK(file >= 0 && ftruncate(file, sizeof(Shared)) == 0, "no shared memory");
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (rank != 0) file = shm_open(text, O_RDWR, 0600);
+  void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  CHECK(memory != MAP_FAILED, "no shared memory");
+  close(file);
+  shared = static_cast<Shared*>(memory);
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (rank == 0) shm_unlink(text);
+}
+
+/// `call` on rank `busy` comes while its stream waits; the others' comes behind the message.
+template <class Call>
+void round(int busy, const char* what, Call call) {
+  constexpr int kWords = 4 << 20;
+  static std::vector<int> message(kWords);
+  const int sender = (busy + 1) % size;
+  MPI_Request request = MPI_REQUEST_NULL;
+  awaited = shared->sent.load() + 1;
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (rank == busy) {
+    MPI_Irecv(message.data(), kWords, MPI_INT, sender, 3, MPI_COMM_WORLD, &request);
+    CHECK(Gpu::get().call("cuLaunchHostFunc", static_cast<void*>(nullptr), &wait_for_message,
+                          static_cast<void*>(nullptr)) == 0,
+          "");
+  }
+  if (rank == sender) {
+    MPI_Send(message.data(), kWords, MPI_INT, busy, 3, MPI_COMM_WORLD);
+    ++shared->sent;
+  }
+  call();
+  MPI_Wait(&request, MPI_STATUS_IGNORE);
+  CHECK(shared->expired.load() == 0, "%s: the message did not get on meanwhile", what);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  rank = world_rank();
+  size = world_size();
+  skip_without_gpu();
+  share();
+  constexpr int kCount = 1000;
+  std::vector<float> host(kCount);
+  auto* const data = static_cast<float*>(Gpu::get().allocate(kCount * 4));
+  const auto fill = [&] {
+    for (int i = 0; i < kCount; ++i) host[static_cast<std::size_t>(i)] = static_cast<float>(rank);
+    Gpu::get().copy(data, host.data(), kCount * 4);
+  };
+  const auto check = [&](const char* what) {
+    Gpu::get().copy(host.data(), data, kCount * 4);
+    for (int i = 0; i < kCount; ++i)
+      CHECK(host[static_cast<std::size_t>(i)] == static_cast<float>(size * (size - 1) / 2),
+            "%s, element %d: %g", what, i, static_cast<double>(host[static_cast<std::size_t>(i)]));
+  };
+  const auto blocking = [&] {
+    MPI_Allreduce(MPI_IN_PLACE, data, kCount, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  };
+  for (int i = 0; i < 30; ++i) {
+    fill();
+    blocking();
+    check("before");
+  }
+  for (int busy = 0; busy < size; ++busy) {
+    fill();
+    round(busy, "a blocking reduction", blocking);
+    check("a blocking reduction");
+    fill();
+    round(busy, "a nonblocking reduction", [&] {
+      MPI_Request request;
+      MPI_Iallreduce(MPI_IN_PLACE, data, kCount, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
+      MPI_Wait(&request, MPI_STATUS_IGNORE);
+    });
+    check("a nonblocking reduction");
+    // Where the MPI knows no GPUs, this is staged.
+    round(busy, "a broadcast", [&] { MPI_Bcast(data, kCount, MPI_FLOAT, 0, MPI_COMM_WORLD); });
+    check("a broadcast");
+  }
+  Gpu::get().free(data);
+  if (rank == 0) std::printf("busy streams checked\n");
+  MPI_Finalize();
+}
