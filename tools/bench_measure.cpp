@@ -98,7 +98,7 @@ void Measurement::run(Collective collective) {
   std::size_t previous = 0;
   for (const std::size_t wanted : options_.sizes) {
     std::size_t count = std::max<std::size_t>(wanted / width, 1);
-    if (collective == Collective::reduce_scatter_block)
+    if (collective == Collective::reduce_scatter_block || collective == Collective::allgather)
       count = std::max(count / ranks, std::size_t{1}) * ranks;
     if (count == previous) continue;  // rounded to a size that was already there
     previous = count;
@@ -117,7 +117,7 @@ Call Measurement::call_of(Collective collective, std::size_t count) const {
             {},         {0, count},     setup_.buffers->in(), setup_.buffers->out()};
   const auto ranks = static_cast<std::size_t>(world_.size);
   call.counts.assign(ranks, 0);
-  if (collective == Collective::allreduce) return call;
+  if (collective == Collective::allreduce || collective == Collective::broadcast) return call;
   if (collective == Collective::reduce) {
     if (world_.rank != options_.root) call.mine = {0, 0};
     return call;
@@ -129,12 +129,17 @@ Call Measurement::call_of(Collective collective, std::size_t count) const {
     call.counts[r] = static_cast<int>(part);
     first += part;
   }
+  if (collective == Collective::allgather) {
+    call.in = static_cast<const char*>(call.in) + call.mine.first * trib::bytes(call.dtype);
+    call.mine = {0, count};
+  }
   return call;
 }
 
-/// Collective: nobody goes on before all have their inputs.
+/// Collective: nobody goes on before all have their inputs. What is copied is of one vector.
 void Measurement::fill(const Call& call) {
-  setup_.buffers->fill(Pattern::input(call.dtype, call.op, world_.rank, world_.size), call.count);
+  const int rank = is_copy(call.collective) ? 0 : world_.rank;
+  setup_.buffers->fill(Pattern::input(call.dtype, call.op, rank, world_.size), call.count);
   world_.barrier();
 }
 
@@ -256,7 +261,9 @@ void Measurement::tune(const Call& call) {
 
 void Measurement::measure(const Call& call) {
   fill(call);
-  const Pattern expected = Pattern::result(call.dtype, call.op, world_.size);
+  const Pattern expected = is_copy(call.collective)
+                               ? Pattern::input(call.dtype, call.op, 0, world_.size)
+                               : Pattern::result(call.dtype, call.op, world_.size);
 
   std::vector<Timing> timings;
   for (const auto& side : setup_.sides) {

@@ -144,6 +144,8 @@ MPI_Op mpi_op(Op op) {
       return P##_##Scatter(in, out, call.counts.data(), type_, op_, comm_ __VA_ARGS__); \
     case Collective::reduce_scatter_block:                                              \
       return P##_##Block(in, out, call.counts[0], type_, op_, comm_ __VA_ARGS__);       \
+    default: /* on streams only */                                                      \
+      break;                                                                            \
   }                                                                                     \
   return MPI_ERR_OTHER
 #define TRIB_COMMA ,

@@ -33,7 +33,9 @@ constexpr Status kInProgress = 7;  // ncclInProgress
   X(const char*, ncclGetErrorString,    (Status status))                                       \
   X(Status,      ncclAllReduce,         (const void* in, void* out, std::size_t count, int dtype, int op, ncclComm* comm, CUstream_st* stream)) \
   X(Status,      ncclReduce,            (const void* in, void* out, std::size_t count, int dtype, int op, int root, ncclComm* comm, CUstream_st* stream)) \
-  X(Status,      ncclReduceScatter,     (const void* in, void* out, std::size_t count, int dtype, int op, ncclComm* comm, CUstream_st* stream))
+  X(Status,      ncclReduceScatter,     (const void* in, void* out, std::size_t count, int dtype, int op, ncclComm* comm, CUstream_st* stream)) \
+  X(Status,      ncclAllGather,         (const void* in, void* out, std::size_t count, int dtype, ncclComm* comm, CUstream_st* stream)) \
+  X(Status,      ncclBroadcast,         (const void* in, void* out, std::size_t count, int dtype, int root, ncclComm* comm, CUstream_st* stream))
 // clang-format on
 
 /// NCCL's number for a type, or a number below 0.
@@ -199,6 +201,16 @@ class NcclSide : public StreamSide {
         nccl_.check(
             nccl_.ncclReduce(call.in, call.out, call.count, type_, op_, call.root, comm_, stream),
             "ncclReduce");
+        return;
+      case Collective::allgather:
+        nccl_.check(nccl_.ncclAllGather(call.in, call.out, static_cast<std::size_t>(call.counts[0]),
+                                        type_, comm_, stream),
+                    "ncclAllGather");
+        return;
+      case Collective::broadcast:
+        nccl_.check(
+            nccl_.ncclBroadcast(call.in, call.out, call.count, type_, call.root, comm_, stream),
+            "ncclBroadcast");
         return;
       default:
         nccl_.check(

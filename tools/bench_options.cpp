@@ -12,8 +12,8 @@
 namespace trib::bench {
 namespace {
 
-constexpr std::array<std::string_view, 4> kCollectives{"allreduce", "reduce", "reduce_scatter",
-                                                       "reduce_scatter_block"};
+constexpr std::array<std::string_view, 6> kCollectives{
+    "allreduce", "reduce", "reduce_scatter", "reduce_scatter_block", "allgather", "broadcast"};
 constexpr std::array<std::string_view, 2> kMemories{"host", "cuda"};
 constexpr std::array<std::string_view, 5> kModes{"blocking", "nonblocking", "persistent", "stream",
                                                  "graph"};
@@ -118,6 +118,10 @@ void complete(Options& options, const std::optional<std::string>& compare) {
   if (options.compare_floor && (options.offset > 0 || options.is_in_place))
     throw std::invalid_argument(
         "--compare floor: it is measured on two aligned buffers: --offset 0, --in-place 0");
+  for (const Collective collective : options.collectives)
+    if (is_copy(collective) && is_mpi)
+      throw std::invalid_argument(std::string(name(collective)) +
+                                  ": Tributary has it on streams only: --mode stream, graph");
   for (const Collective collective : options.collectives)
     if (options.is_in_place && collective != Collective::allreduce &&
         collective != Collective::reduce)

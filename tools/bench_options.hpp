@@ -13,7 +13,16 @@
 
 namespace trib::bench {
 
-enum class Collective { allreduce, reduce, reduce_scatter, reduce_scatter_block };
+enum class Collective {
+  allreduce,
+  reduce,
+  reduce_scatter,
+  reduce_scatter_block,
+  allgather,  ///< this and broadcast: on a stream only
+  broadcast
+};
+/// Whether nothing is reduced.
+inline bool is_copy(Collective collective) { return collective >= Collective::allgather; }
 enum class Memory { host, cuda };
 
 /// How an operation is started and waited for.

@@ -16,7 +16,7 @@ namespace trib::bench {
 
 class World;
 
-/// One reduction: everything its arguments are made from.
+/// One collective call: everything its arguments are made from.
 struct Call {
   Collective collective = Collective::allreduce;
   Dtype dtype = Dtype::f32;
@@ -24,7 +24,7 @@ struct Call {
   int root = 0;
   std::size_t count = 0;    ///< elements of the whole vector
   std::vector<int> counts;  ///< of each rank's part of the result, where it is scattered
-  Part mine;                ///< what this rank gets of the result
+  Part mine;                ///< what this rank gets of the result; allgather: of all parts
   const void* in = nullptr;
   void* out = nullptr;
 };

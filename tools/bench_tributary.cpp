@@ -24,10 +24,14 @@ namespace {
   X(trib_reduce)                    \
   X(trib_reduce_scatter)            \
   X(trib_reduce_scatter_block)      \
+  X(trib_allgather)                 \
+  X(trib_broadcast)                 \
   X(trib_allreduce_init)            \
   X(trib_reduce_init)               \
   X(trib_reduce_scatter_init)       \
   X(trib_reduce_scatter_block_init) \
+  X(trib_allgather_init)            \
+  X(trib_broadcast_init)            \
   X(trib_start)                     \
   X(trib_request_free)
 
@@ -200,6 +204,15 @@ class TributaryStreamSide : public StreamSide {
         api_.check(api_.trib_reduce_scatter_block(call.in, call.out, counts_[0], type_, op_, comm_,
                                                   stream),
                    "trib_reduce_scatter_block");
+        return;
+      case Collective::allgather:
+        api_.check(api_.trib_allgather(call.in, call.out, counts_[0], type_, comm_, stream),
+                   "trib_allgather");
+        return;
+      case Collective::broadcast:
+        api_.check(
+            api_.trib_broadcast(call.in, call.out, call.count, type_, call.root, comm_, stream),
+            "trib_broadcast");
     }
   }
 
@@ -237,6 +250,15 @@ class TributaryStreamSide : public StreamSide {
         api_.check(api_.trib_reduce_scatter_block_init(call.in, call.out, counts_[0], type_, op_,
                                                        comm_, &request_),
                    "trib_reduce_scatter_block_init");
+        return;
+      case Collective::allgather:
+        api_.check(api_.trib_allgather_init(call.in, call.out, counts_[0], type_, comm_, &request_),
+                   "trib_allgather_init");
+        return;
+      case Collective::broadcast:
+        api_.check(api_.trib_broadcast_init(call.in, call.out, call.count, type_, call.root, comm_,
+                                            &request_),
+                   "trib_broadcast_init");
     }
   }
 

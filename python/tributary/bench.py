@@ -20,6 +20,7 @@ from tributary import mpi, plot, tree
 from tributary.errors import UserError
 
 COLLECTIVES = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")
+COPIES = ("allgather", "broadcast")  # of the C API: on streams only
 MEMORIES = ("host", "cuda")
 MODES = ("blocking", "nonblocking", "persistent", "stream", "graph")
 ON_STREAM = ("stream", "graph")
@@ -132,7 +133,7 @@ class Result:
 
     def busbw(self, side: Side) -> float:
         """GB/s as nccl-tests count them: what a perfect algorithm must move per rank, over time."""
-        factor = {"allreduce": 2 * (self.ranks - 1) / self.ranks, "reduce": 1.0}
+        factor = {"allreduce": 2 * (self.ranks - 1) / self.ranks, "reduce": 1.0, "broadcast": 1.0}
         return self.algbw(side) * factor.get(self.collective, (self.ranks - 1) / self.ranks)
 
     def rows(self) -> list[dict[str, Any]]:

@@ -77,7 +77,9 @@ _ALIASES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to measure."""
     parser.add_argument(
-        "collective", metavar="COLLECTIVE", help=f"{', '.join(bench.COLLECTIVES)}, or all"
+        "collective",
+        metavar="COLLECTIVE",
+        help=f"{', '.join(bench.COLLECTIVES)}, or all of these; with --mode stream and graph also {', '.join(bench.COPIES)}",
     )
     arguments.add_job_arguments(parser, "mpich, intel, openmpi, abi, a list of them, or all")
     add = parser.add_argument
@@ -261,7 +263,8 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
     """What the arguments ask for, checked."""
     info = tree.info()
     dtypes = tuple(row["name"] for row in info["dtypes"])
-    collective = _choice("COLLECTIVE", parsed.collective, (*bench.COLLECTIVES, "all"))
+    accepted = (*bench.COLLECTIVES, *bench.COPIES, "all")
+    collective = _choice("COLLECTIVE", parsed.collective, accepted)
     dtype = _choice("--dtype", _ALIASES.get(parsed.dtype, parsed.dtype), (*dtypes, *_ALIASES))
     op = _choice("--op", parsed.op, tuple(info["operators"]))
     if dtype not in info["operators"][op]:
@@ -272,6 +275,10 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
     _choice("--mode", parsed.mode, bench.MODES)
     if parsed.memory == "host" and parsed.mode in bench.ON_STREAM:
         raise UserError(f"--mode {parsed.mode}: it needs GPU buffers: add --memory cuda")
+    if collective in bench.COPIES and parsed.mode not in bench.ON_STREAM:
+        raise UserError(
+            f"{collective}: Tributary has it on streams only: add --memory cuda --mode stream, or graph"
+        )
     if parsed.memory == "host" and parsed.mpi_gpu_aware:
         raise UserError("--mpi-gpu-aware: it needs GPU buffers: add --memory cuda")
     if parsed.overlap and parsed.mode not in ("nonblocking", "persistent"):
@@ -512,7 +519,7 @@ def say_if_crowded(measurement: bench.Measurement, console: Console) -> None:
 def report(measurement: bench.Measurement, console: Console) -> None:
     """Print the tables."""
     begin = measurement.begin
-    for collective in bench.COLLECTIVES:
+    for collective in (*bench.COLLECTIVES, *bench.COPIES):
         results = [r for r in measurement.results if r.collective == collective]
         if results:
             name = bench.function_name(collective, results[0].mode)
