@@ -534,7 +534,7 @@ def test_the_floor_stands_beside_the_times(trib: Trib, tmp_path: Path) -> None:
     assert set(rows) == {(name, size) for name in ("tributary", "floor") for size in (64, 1 << 20)}
     floor = rows["floor", 1 << 20]
     assert floor["algorithm"] in ("cached", "streamed") and floor["wrong"] is None
-    assert 0 < floor["time_us"] < rows["tributary", 1 << 20]["time_us"]  # two cores, one memory
+    assert floor["time_us"] > 2  # 3 MiB are moved: no cache of two cores does more than a TB/s
     assert document["ratios"] == [] and "time / floor" in out and "at least as fast" not in out
 
 
