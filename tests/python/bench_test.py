@@ -174,7 +174,7 @@ def test_titles(version: str, title: str) -> None:
 def test_arguments_are_checked(trib: Trib) -> None:
     built_or_skip("trib-info")
     for words, texts in {
-        ("allgather",): ("COLLECTIVE", "reduce_scatter_block", "all"),
+        ("alltoall",): ("COLLECTIVE", "reduce_scatter_block", "all"),
         ("allreduce", "--dtype", "quad"): ("--dtype", "f32", "float"),
         ("allreduce", "--op", "mean"): ("--op", "maxloc"),
         ("allreduce", "--op", "band"): ("--op band", "i32"),

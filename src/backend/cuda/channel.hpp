@@ -130,9 +130,9 @@ class Channel final : public trib::DeviceChannel {
   std::unique_ptr<Segment> segment_;  // the inboxes, where they are in host memory, ...
   bool is_registered_ = false;        // ... pinned by this rank
   CUdeviceptr counters_ = 0;
-  Doorbell* doorbell_ = nullptr;  // the same address for host and device
-  std::uint64_t launches_ = 0;
-  std::uint32_t stalls_ = 0;  // of await(), in vain
+  Doorbell* doorbell_ = nullptr;            // the same address for host and device
+  std::atomic<std::uint64_t> launches_{0};  // poison() looks from any thread
+  std::uint32_t stalls_ = 0;                // of await(), in vain
   Replays replays_;
   /// A kernel that waits for orders after its first call: see TRIB_RESIDENT.
   struct Resident {

@@ -324,8 +324,8 @@ std::string inventory(const Config& config) {
   all["nvml"] = nvml.why_not();
   all["links"] = link_rows(*driver, nvml, devices);
   const auto is_reached = [](const ordered_json& link) { return link["kind"] != "none"; };
-  const bool are_reached =
-      devices.size() == 1 || std::any_of(all["links"].begin(), all["links"].end(), is_reached);
+  // Of ranks on all of them: inboxes are where each can reach all others'.
+  const bool are_reached = std::all_of(all["links"].begin(), all["links"].end(), is_reached);
   all["memory"] = memory_rows(config, probe_all(*driver, devices[0]),
                               managed_support(*driver, devices[0]), are_reached);
   return text_of(all);
