@@ -136,9 +136,13 @@ Call Measurement::call_of(Collective collective, std::size_t count) const {
   return call;
 }
 
-/// Collective: nobody goes on before all have their inputs. What is copied is of one vector.
+/// Collective: nobody goes on before all have their inputs. What an allgather puts together is of
+/// one vector; of a broadcast only the root has it.
 void Measurement::fill(const Call& call) {
-  const int rank = is_copy(call.collective) ? 0 : world_.rank;
+  const int rank = call.collective == Collective::allgather ? 0
+                   : call.collective == Collective::broadcast
+                       ? (world_.rank - call.root + world_.size) % world_.size
+                       : world_.rank;
   setup_.buffers->fill(Pattern::input(call.dtype, call.op, rank, world_.size), call.count);
   world_.barrier();
 }

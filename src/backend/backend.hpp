@@ -400,8 +400,10 @@ struct Rows {
 /// loads a driver: a program that does not use the device must not pay for it.
 class DeviceBackend : public Backend {
  public:
-  /// Whether this process uses the device: its driver is loaded and the program has a context.
-  virtual bool is_in_use() const = 0;
+  /// Whether this process uses the device: its driver is loaded and the program has a context, as
+  /// far as this thread can see it, or one of `buffers` is in its memory.
+  virtual bool is_in_use(std::span<const void* const> buffers) const = 0;
+  bool is_in_use() const { return is_in_use({}); }
   virtual Memory where(const void* pointer) const = 0;
   /// What a copy to or from the buffer would come behind, on the host's time: it may take long, and
   /// a peer that it waits for may need this rank meanwhile. Null: nothing, or the host's memory.

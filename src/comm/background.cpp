@@ -34,6 +34,7 @@ struct Lane {
   bool has_come = false;                 // ... to its meeting
   std::unique_ptr<Unsettled> unsettled;  // what it waits for before that
   bool is_settled = false;               // that is over
+  std::optional<Route> staged_route;     // decided, but its copies have to wait
   int absent = -1;                       // a rank that has not come to its meeting
   Card card;                             // that this rank shows there
   bool meets_again = false;              // to hear whether all can reach what was shown
@@ -673,6 +674,7 @@ bool Background::launch(Lane& lane, Task& task) {
     lane.absent = -1;
     lane.has_begun = true;
     lane.has_come = lane.meets_again = lane.is_settled = false;
+    lane.staged_route.reset();
     if (task.meeting_ == Task::Meeting::common) lane.unsettled = device->unsettled();
   }
   if (is_met && !lane.has_come) {
@@ -691,7 +693,9 @@ bool Background::launch(Lane& lane, Task& task) {
     if (!task.mapped_.empty() && ++held_starts_ % kHeldStarts == 0) device->tidy_up();
   }
   std::optional<Route> route = task.mapped_.empty() ? Route::host : Route::mapped;
-  if (is_met) {
+  if (lane.staged_route) {
+    route = lane.staged_route;
+  } else if (is_met) {
     do {
       lane.absent = lane.channel->absent();
       if (lane.absent >= 0) return false;
@@ -699,7 +703,16 @@ bool Background::launch(Lane& lane, Task& task) {
     } while (!route);
     if (!is_on_device(*route)) task.call_.end();
   }
-  if (*route == Route::staged || (*route == Route::host && task.stages_late_)) stage(task);
+  if (*route == Route::staged || (*route == Route::host && task.stages_late_)) {
+    const Memory in = devices_.backend->where(task.request_.in);
+    // The driver would wait for the program's default stream, and nobody for the MPI meanwhile.
+    if (!lane.staged_route && is_beyond_host(in))
+      lane.unsettled = devices_.backend->unsettled(task.request_.in);
+    lane.staged_route = route;
+    if (lane.unsettled && !lane.unsettled->is_over()) return false;
+    lane.unsettled.reset();
+    stage(task, in);
+  }
   // Looked up again: the opener may have got ready between the look above and the card, which says
   // so.
   Path& path = lane.plans.path(*lane.plan, *route, *task.findings_, device_of(task));
@@ -715,9 +728,9 @@ bool Background::launch(Lane& lane, Task& task) {
   return true;
 }
 
-void Background::stage(Task& task) {
+void Background::stage(Task& task, Memory in) {
   const Request& request = task.request_;
-  if (is_beyond_host(devices_.backend->where(request.in))) {
+  if (is_beyond_host(in)) {
     void* const copy = task.staged_in_.get(*devices_.backend, task.bytes_);
     devices_.backend->copy(copy, request.in, task.bytes_);
     task.in_ = copy;

@@ -110,7 +110,7 @@ class Background {
   void dismiss(Task& task);
 
   /// Gives the task copies of its buffers that are on a device.
-  void stage(Task& task);
+  void stage(Task& task, Memory in);
   /// Whether nonblocking ones have devices of their own, as far as this rank knows.
   bool posts_have_devices() const { return posts_have_devices_.load(std::memory_order_relaxed); }
   /// Ranks find out whether they are to have some.

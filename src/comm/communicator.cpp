@@ -55,7 +55,7 @@ inline void Communicator::run_checked(const Request& request) {
   // A buffer that was in the host's memory before there was a device is there still.
   if (!devices_.are_in_use && devices_.backend != nullptr &&
       (request.in != plan.seen_in || request.out != plan.seen_out)) [[unlikely]] {
-    devices_.are_in_use = devices_.backend->is_in_use();
+    devices_.look_for_use(request);
     plan.seen_in = request.in;
     plan.seen_out = request.out;
   }
@@ -197,14 +197,14 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
   const Memory in = card.in, out = card.out;
   if (is_beyond_host(in)) {
     void* const copy = staged_in_.get(*device, plan.bytes);
-    wait_for(device->unsettled(request.in));
+    wait_for(device->unsettled(request.in), /*looks_at_peers=*/true);
     device->copy(copy, request.in, plan.bytes);
     from = copy;
   }
   if (is_beyond_host(out)) to = staged_out_.get(*device, plan.out_bytes);
   run_path(path, plan, route, from, to);
   if (is_beyond_host(out) && plan.out_bytes > 0) {
-    wait_for(device->unsettled(request.out));
+    wait_for(device->unsettled(request.out), /*looks_at_peers=*/false);
     device->copy(request.out, to, plan.out_bytes);
   }
   staged_in_.release();
@@ -212,14 +212,14 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
 }
 
 /// What the device has to do may depend on a peer that needs this rank's MPI meanwhile.
-void Communicator::wait_for(const std::unique_ptr<Unsettled>& unsettled) {
+void Communicator::wait_for(const std::unique_ptr<Unsettled>& unsettled, bool looks_at_peers) {
   if (!unsettled) return;
   // No limit: it is the program's own work.
   for (auto alive_at = Clock::now(); !unsettled->is_over();) {
     drive();
     ::sched_yield();
     const auto now = Clock::now();
-    if (now - alive_at < kAliveInterval) continue;
+    if (!looks_at_peers || now - alive_at < kAliveInterval) continue;
     alive_at = now;
     check_all_alive(now);
   }
@@ -245,7 +245,7 @@ Card Communicator::device_card(const Request& request, const Plan& plan, const D
   if (devices_.are_shared) {
     if (is_in_the_way(request, plan)) card.is_contended = true;
     devices_.channel->show(card, buffers_of(request, plan));
-    wait_for(devices_.channel->unsettled());
+    wait_for(devices_.channel->unsettled(), /*looks_at_peers=*/true);
   } else if (may_map(plan)) {
     const ShownBuffers buffers = mappable_buffers(request, plan);
     if (buffers.in != nullptr) devices_.channel->show(card, buffers);

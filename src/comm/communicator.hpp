@@ -136,6 +136,9 @@ class Communicator {
   bool has_failed(const Task& task) const { return task.error_.has_value(); }
   /// Of a task that is done: puts the result where it belongs, which wait() and test() do as well.
   void fetch(Task& task);
+  /// The same where nothing of the MPI may be called: what comes before it is waited for in the
+  /// driver.
+  void fetch_at_once(Task& task);
   /// Until `task` is done. Throws Error if it failed.
   void wait(Task& task);
   /// Does what wait() does, if `task` is done and its result is where it belongs. False: it may not
@@ -158,7 +161,7 @@ class Communicator {
   bool run_mapped(const Request& request, Plan& plan);
   void run_with_devices(const Request& request, Plan& plan);
   void meet(const Card& card, bool looks_ahead = false);
-  void wait_for(const std::unique_ptr<Unsettled>& unsettled);
+  void wait_for(const std::unique_ptr<Unsettled>& unsettled, bool looks_at_peers);
   Route meet(Card& card, const Request& request, const Plan& plan, const DeviceCall& call);
   Card device_card(const Request& request, const Plan& plan, const DeviceCall& call);
   bool may_map(const Plan& plan) const;

@@ -229,8 +229,7 @@ struct Communicator::Part {
 /// Collective: finds out where a persistent reduction is to run.
 void Communicator::settle(Task& task) {
   const Request& request = task.request_;
-  if (!devices_.are_in_use && devices_.backend != nullptr)
-    devices_.are_in_use = devices_.backend->is_in_use();
+  devices_.look_for_use(request);
   DeviceCall none;
   Plan& plan = plans_->find(request);
   Part mine{devices_.card(request, none), devices_.can_serve(request, plan.signature.count),
@@ -446,8 +445,7 @@ inline void Communicator::stage(Task& task) {
         request.out == seen_out_.load(std::memory_order_relaxed)) [[likely]]
       return;
     if (task.is_on_host_) return;
-    devices_.are_in_use = devices_.backend->is_in_use();
-    if (!devices_.are_in_use) {
+    if (!devices_.look_for_use(request)) {
       seen_in_.store(request.in, std::memory_order_relaxed);
       seen_out_.store(request.out, std::memory_order_relaxed);
       task.is_on_host_ = request.form == Form::persistent;
@@ -460,8 +458,10 @@ inline void Communicator::stage(Task& task) {
   if (task.stages_late_) {
     is_on_device = is_beyond_host(devices_.backend->where(request.in));
   } else {
-    wait_for(devices_.backend->unsettled(request.in));
-    background_->stage(task);
+    const Memory in = devices_.backend->where(request.in);
+    if (is_beyond_host(in))
+      wait_for(devices_.backend->unsettled(request.in), /*looks_at_peers=*/true);
+    background_->stage(task, in);
     is_on_device = task.in_ != request.in;
   }
   posted_on_device_.store(is_on_device ? request.in : nullptr, std::memory_order_relaxed);
@@ -479,10 +479,16 @@ inline void Communicator::end(Task& task) {
 }
 
 void Communicator::fetch(Task& task) {
+  // Whoever is gone by now: the result is here.
+  if (!task.error_ && task.fetched_bytes_ > 0) [[unlikely]]
+    wait_for(devices_.backend->unsettled(task.request_.out), /*looks_at_peers=*/false);
+  fetch_at_once(task);
+}
+
+void Communicator::fetch_at_once(Task& task) {
   if (task.error_) [[unlikely]]
     return;
   if (task.fetched_bytes_ > 0) [[unlikely]] {
-    wait_for(devices_.backend->unsettled(task.request_.out));
     devices_.backend->copy(task.request_.out, task.out_, task.fetched_bytes_);
     task.fetched_bytes_ = 0;
   }

@@ -118,9 +118,9 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
     declined_ = Decline::unknown_devices;
     if (group_.rank == 0)
       log_once(Config::Log::warn,
-               "all reductions are left to the MPI: the program has loaded a GPU driver, and this "
-               "Tributary was built without the module that knows GPU buffers "
-               "(trib_backend_cuda.so)");
+               "all reductions are left to the MPI: the program, or its MPI, has loaded a GPU "
+               "driver, and the module that knows GPU buffers, trib_backend_cuda.so, is not there "
+               "or cannot be loaded (TRIB_LOG=info says why)");
     return;
   }
   if (nodes.size() > 1) {

@@ -85,6 +85,12 @@ struct Devices {
   std::unique_ptr<DeviceChannel> own_of_requests;
   bool may_open_of_requests = false;
 
+  /// Whether this process uses a device by now. `request`: of the call that asks.
+  bool look_for_use(const Request& request) {
+    const void* const buffers[] = {request.in, request.out};
+    if (!are_in_use) are_in_use = backend != nullptr && backend->is_in_use(buffers);
+    return are_in_use;
+  }
   /// What nonblocking and persistent reductions use, or null.
   DeviceChannel* of_requests() const { return are_shared ? own_of_requests.get() : channel.get(); }
 

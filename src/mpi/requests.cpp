@@ -123,7 +123,7 @@ void dismiss(Handle& handle) {
   if (!handle.communicator) return;
   try {
     // A result on a device has to get there all the same.
-    handle.communicator->fetch(handle.task());
+    handle.communicator->fetch_at_once(handle.task());
   } catch (const std::exception&) {
     // Nobody is left who could hear of it.
   }

@@ -678,8 +678,9 @@ namespace {
 
 /// What the program has under way on its default stream, which a copy would wait for in the
 /// driver, may depend on a peer that needs the MPI of this rank first.
-void wait_for_default_stream(const DeviceBackend& device, Word of) {
-  const auto unsettled = device.unsettled(reinterpret_cast<const void*>(of));
+void wait_for_default_stream(const DeviceBackend& device, const Rows& rows) {
+  auto unsettled = device.unsettled(rows.from);
+  if (!unsettled) unsettled = device.unsettled(rows.to);
   while (unsettled && !unsettled->is_over()) {
     keep_mpi_alive();
     Background::progress_all();
@@ -696,11 +697,12 @@ void HostCopies::copy(const Pieces& pieces, Word to, Word from) const {
     rows.push_back({reinterpret_cast<void*>(moved(to, piece.begin)),
                     reinterpret_cast<const void*>(moved(from, piece.begin)), piece.width,
                     piece.count, static_cast<std::size_t>(piece.pitch)});
-  if (!rows.empty()) device_.copy(rows);
+  if (rows.empty()) return;
+  wait_for_default_stream(device_, rows.front());
+  device_.copy(rows);
 }
 
 void HostCopies::load() const {
-  if (!buffers_.empty()) wait_for_default_stream(device_, buffers_.front().original);
   for (const Buffer& buffer : buffers_) copy(buffer.read, buffer.copy, buffer.original);
 }
 
@@ -738,7 +740,6 @@ void HostCopies::fetch(const MPI_Status* status) const {
 }
 
 void HostCopies::fetch(std::size_t arrived) const {
-  if (!buffers_.empty()) wait_for_default_stream(device_, buffers_.front().original);
   for (const Buffer& buffer : buffers_) {
     const bool is_short = buffer.incoming && arrived < buffer.incoming->bytes();
     copy(is_short ? buffer.incoming->first(arrived) : buffer.written, buffer.original, buffer.copy);

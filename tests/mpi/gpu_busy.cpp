@@ -26,7 +26,7 @@ struct Shared {
   std::atomic<int> expired;  // waits of streams that nobody ended
 };
 Shared* shared = nullptr;
-int awaited = 0;
+int rounds = 0, awaited = 0;
 
 /// On the stream: until that message has gone out.
 void wait_for_message(void*) {
@@ -60,6 +60,12 @@ void share() {
   if (rank == 0) shm_unlink(text);
 }
 
+void keep_stream_busy() {
+  CHECK(Gpu::get().call("cuLaunchHostFunc", static_cast<void*>(nullptr), &wait_for_message,
+                        static_cast<void*>(nullptr)) == 0,
+        "");
+}
+
 /// `call` on rank `busy` comes while its stream waits; the others' comes behind the message.
 template <class Call>
 void round(int busy, const char* what, Call call) {
@@ -67,13 +73,11 @@ void round(int busy, const char* what, Call call) {
   static std::vector<int> message(kWords);
   const int sender = (busy + 1) % size;
   MPI_Request request = MPI_REQUEST_NULL;
-  awaited = shared->sent.load() + 1;
   MPI_Barrier(MPI_COMM_WORLD);
+  awaited = ++rounds;
   if (rank == busy) {
     MPI_Irecv(message.data(), kWords, MPI_INT, sender, 3, MPI_COMM_WORLD, &request);
-    CHECK(Gpu::get().call("cuLaunchHostFunc", static_cast<void*>(nullptr), &wait_for_message,
-                          static_cast<void*>(nullptr)) == 0,
-          "");
+    keep_stream_busy();
   }
   if (rank == sender) {
     MPI_Send(message.data(), kWords, MPI_INT, busy, 3, MPI_COMM_WORLD);
@@ -82,6 +86,60 @@ void round(int busy, const char* what, Call call) {
   call();
   MPI_Wait(&request, MPI_STATUS_IGNORE);
   CHECK(shared->expired.load() == 0, "%s: the message did not get on meanwhile", what);
+}
+
+/// The stream waits for a message behind the one that the call is for: what a receive does with
+/// the stream comes when it has its message.
+void receive_before(int busy, float* data, int count) {
+  constexpr int kWords = 4 << 20;
+  static std::vector<int> message(kWords);
+  const int sender = (busy + 1) % size;
+  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Barrier(MPI_COMM_WORLD);
+  awaited = ++rounds;
+  if (rank == busy) {
+    MPI_Irecv(message.data(), kWords, MPI_INT, sender, 3, MPI_COMM_WORLD, &request);
+    keep_stream_busy();
+    MPI_Recv(data, count, MPI_FLOAT, sender, 4, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  } else if (rank == sender) {
+    const std::vector<float> sevens(static_cast<std::size_t>(count), 7);
+    MPI_Ssend(sevens.data(), count, MPI_FLOAT, busy, 4, MPI_COMM_WORLD);
+    MPI_Send(message.data(), kWords, MPI_INT, busy, 3, MPI_COMM_WORLD);
+    ++shared->sent;
+  }
+  MPI_Wait(&request, MPI_STATUS_IGNORE);
+  CHECK(shared->expired.load() == 0, "a receive waits for the stream before its message");
+  if (rank != busy) return;
+  float last = 0;
+  Gpu::get().copy(&last, data + count - 1, 4);
+  CHECK(last == 7, "received: %g", static_cast<double>(last));
+}
+
+/// A send has nothing to wait for the stream for once its message is gone.
+void send_before(int busy, float* data, int count) {
+  constexpr int kWords = 4 << 20;
+  static std::vector<int> message(kWords);
+  const int peer = (busy + 1) % size;
+  std::vector<float> got(static_cast<std::size_t>(count));
+  int word = 0;
+  MPI_Barrier(MPI_COMM_WORLD);
+  awaited = ++rounds;
+  if (rank == busy) {
+    MPI_Request request, late;
+    MPI_Isend(data, count, MPI_FLOAT, peer, 4, MPI_COMM_WORLD, &request);
+    MPI_Irecv(message.data(), kWords, MPI_INT, peer, 3, MPI_COMM_WORLD, &late);
+    keep_stream_busy();
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    MPI_Send(&word, 1, MPI_INT, peer, 5, MPI_COMM_WORLD);
+    MPI_Wait(&late, MPI_STATUS_IGNORE);
+  } else if (rank == peer) {
+    MPI_Recv(got.data(), count, MPI_FLOAT, busy, 4, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    MPI_Recv(&word, 1, MPI_INT, busy, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    MPI_Send(message.data(), kWords, MPI_INT, busy, 3, MPI_COMM_WORLD);
+    ++shared->sent;
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  CHECK(shared->expired.load() == 0, "a send that is over waits for the stream");
 }
 
 }  // namespace
@@ -127,6 +185,8 @@ int main(int argc, char** argv) {
     // Where the MPI knows no GPUs, this is staged.
     round(busy, "a broadcast", [&] { MPI_Bcast(data, kCount, MPI_FLOAT, 0, MPI_COMM_WORLD); });
     check("a broadcast");
+    receive_before(busy, data, kCount);
+    send_before(busy, data, kCount);
   }
   Gpu::get().free(data);
   if (rank == 0) std::printf("busy streams checked\n");

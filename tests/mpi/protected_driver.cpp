@@ -155,7 +155,7 @@ CUresult cuGetErrorString(CUresult, const char** text) {
   return CUDA_SUCCESS;
 }
 CUresult cuDriverGetVersion(int* version) {
-  *version = 10010;
+  *version = 11000;
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetCount(int* count) {
@@ -185,6 +185,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* is_active) {
   return CUDA_SUCCESS;
 }
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
+  is_used = true;
   *context = the_context();
   return CUDA_SUCCESS;
 }
@@ -193,10 +194,14 @@ CUresult cuDevicePrimaryCtxReset(CUdevice) {
   areas().reset();
   return CUDA_SUCCESS;
 }
+CUresult cuCtxCreate_v2(CUcontext* context, unsigned, CUdevice) {
+  *context = the_context();
+  current.push_back(*context);
+  return CUDA_SUCCESS;
+}
 CUresult cuCtxSetCurrent(CUcontext context) {
   if (!current.empty()) current.pop_back();
   current.push_back(context);
-  is_used = true;
   return CUDA_SUCCESS;
 }
 CUresult cuCtxGetCurrent(CUcontext* context) {

@@ -174,8 +174,8 @@ def test_old_driver(fakes: Path, trib: Trib, monkeypatch: pytest.MonkeyPatch) ->
     if not (old / "libcuda.so.1").exists():
         pytest.skip("the stand-in for a driver is not built")
     gpus = _ask(monkeypatch, LD_LIBRARY_PATH=str(old))
-    assert gpus["driver"] == "10.1" and "too old for kernels" in gpus["missing"]
-    assert "driver for CUDA 10.1, too old for kernels; 1 x stand-in" in _words(trib("info")[1])
+    assert gpus["driver"] == "11.0" and "too old for kernels" in gpus["missing"]
+    assert "driver for CUDA 11.0, too old for kernels; 1 x stand-in" in _words(trib("info")[1])
 
 
 def test_one_gpu(trib: Trib, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ class StandInDevice : public DeviceBackend {
   std::string_view name() const override { return "test"; }
   std::string hardware() const override { return "stand-in"; }
   std::string describe() const override { return ""; }
-  bool is_in_use() const override { return true; }
+  bool is_in_use(std::span<const void* const>) const override { return true; }
   bool is_defined(Op, Dtype) const override { return true; }
   std::unique_ptr<DeviceChannel> open(Bootstrap&, const Config&, const void*,
                                       std::string&) override {

@@ -90,7 +90,7 @@ class StandIn final : public trib::DeviceBackend {
   std::string_view name() const override { return "test"; }
   std::string hardware() const override { return "stand-in"; }
   std::string describe() const override { return ""; }
-  bool is_in_use() const override { return true; }
+  bool is_in_use(std::span<const void* const>) const override { return true; }
   trib::Memory where(const void*) const override { return trib::Memory::device; }
   bool is_defined(trib::Op, trib::Dtype) const override { return true; }
   std::unique_ptr<trib::DeviceChannel> open(trib::Bootstrap& bootstrap, const trib::Config&,

@@ -108,7 +108,7 @@ class StandIn final : public test::StandInDevice {
     if (pointer == nullptr) return Memory::none;
     return memories.device_of(pointer) != 0 ? Memory::device : Memory::host;
   }
-  bool is_in_use() const override { return are_in_use; }
+  bool is_in_use(std::span<const void* const>) const override { return are_in_use; }
   std::unique_ptr<DeviceChannel> open(Bootstrap& bootstrap, const Config& config, const void*,
                                       std::string& why) override {
     why = "no memory";

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The backend for NVIDIA GPUs, as a loadable module. channel.hpp comes next.
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -82,7 +83,7 @@ class Cuda final : public DeviceBackend {
     return names + links(*driver, count);
   }
 
-  bool is_in_use() const override {
+  bool is_in_use(std::span<const void* const> buffers) const override {
     const Driver* const driver = cuda::driver();
     if (driver == nullptr) return false;
     CUcontext current = nullptr;
@@ -98,7 +99,9 @@ class Cuda final : public DeviceBackend {
           is_active != 0)
         return true;
     }
-    return false;
+    // Of another context, which is current in other threads only.
+    return std::any_of(buffers.begin(), buffers.end(),
+                       [](const void* buffer) { return cuda::where(buffer) == Memory::device; });
   }
 
   Memory where(const void* pointer) const override { return cuda::where(pointer); }

@@ -13,7 +13,7 @@
 
 namespace trib::cuda {
 
-/// What tells where buffers are and copies them: drivers since CUDA 10.1 have it.
+/// What tells where buffers are and copies them: drivers since CUDA 11.0 have it.
 #define TRIB_DRIVER_TO_STAGE(X) \
   X(cuCtxGetCurrent)            \
   X(cuCtxGetDevice)             \
@@ -173,8 +173,8 @@ class CopyStream {
   CUstream stream_ = nullptr;
 };
 
-/// Whether nothing is, as far as can be said without harm: a look at it would break the capture of
-/// any stream that is ordered with it.
+/// Whether nothing is under way on the default stream of the current context, as far as can be said
+/// without harm: a look at it would break the capture of any stream that is ordered with it.
 bool is_default_stream_idle();
 /// Whether something is, likewise.
 bool is_default_stream_busy();

@@ -3,7 +3,6 @@
 // `trib info gpus`. Which kinds of memory can be shared here is tried, with 2 MiB of each on the
 // first GPU. The ways are those of docs/gpu.md; exports.cpp and channel.cpp decide on them.
 #include "backend/cuda/inventory.hpp"
-#include "backend/cuda/driver.hpp"
 
 #include <unistd.h>
 

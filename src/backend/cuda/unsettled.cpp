@@ -21,7 +21,10 @@ class Event final : public Unsettled {
     if (!context_.is_there()) return true;
     const Current current(context_.handle);
     if (!is_recorded_) return !is_default_stream_busy();  // the driver has no event to give
-    return driver()->cuEventQuery_(event_) != CUDA_ERROR_NOT_READY;
+    const CUresult result = driver()->cuEventQuery_(event_);
+    if (result == CUDA_ERROR_NOT_READY) return false;
+    check(result, "the default stream failed");
+    return true;
   }
 
  private:
