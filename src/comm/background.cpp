@@ -35,6 +35,7 @@ struct Lane {
   std::unique_ptr<Unsettled> unsettled;  // what it waits for before that
   bool is_settled = false;               // that is over
   std::optional<Route> staged_route;     // decided, but its copies have to wait
+  std::uint64_t own_waits = 0;           // looks at what this rank's program has under way
   int absent = -1;                       // a rank that has not come to its meeting
   Card card;                             // that this rank shows there
   bool meets_again = false;              // to hear whether all can reach what was shown
@@ -681,6 +682,7 @@ bool Background::launch(Lane& lane, Task& task) {
     // Where another rank's kernel is to use its buffers, a copy that is still under way comes
     // first; copies for staging would wait for it as well.
     if (lane.unsettled) {
+      ++lane.own_waits;
       if (!lane.unsettled->is_over()) return false;
       lane.unsettled.reset();
       lane.is_settled = true;
@@ -709,6 +711,7 @@ bool Background::launch(Lane& lane, Task& task) {
     if (!lane.staged_route && is_beyond_host(in))
       lane.unsettled = devices_.backend->unsettled(task.request_.in);
     lane.staged_route = route;
+    ++lane.own_waits;
     if (lane.unsettled && !lane.unsettled->is_over()) return false;
     lane.unsettled.reset();
     stage(task, in);
@@ -892,7 +895,8 @@ std::uint64_t Background::where(const Task& task) {
   if (task.is_done()) return 0;
   const Lane& lane = lane_of(task);
   const bool is_known = lane.operation != nullptr && !lane.operation->is_guessing();
-  return reinterpret_cast<std::uintptr_t>(lane.first) * 0x9e3779b97f4a7c15u +
+  // No peer is waited for while it waits for its own program: that has no limit.
+  return reinterpret_cast<std::uintptr_t>(lane.first) * 0x9e3779b97f4a7c15u + lane.own_waits +
          (is_known ? lane.operation->position() + 1 : 0);
 }
 

@@ -88,7 +88,8 @@ struct Devices {
   /// Whether this process uses a device by now. `request`: of the call that asks.
   bool look_for_use(const Request& request) {
     const void* const buffers[] = {request.in, request.out};
-    if (!are_in_use) are_in_use = backend != nullptr && backend->is_in_use(buffers);
+    // Never back to false, which another thread may know better.
+    if (!are_in_use && backend != nullptr && backend->is_in_use(buffers)) are_in_use = true;
     return are_in_use;
   }
   /// What nonblocking and persistent reductions use, or null.

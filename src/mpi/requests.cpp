@@ -118,12 +118,15 @@ class TakenOrphans {
 };
 
 /// The program does not want to hear of its end any more.
-void dismiss(Handle& handle) {
+void dismiss(Handle& handle, bool may_call_mpi = true) {
   handle.emulation.reset();
   if (!handle.communicator) return;
   try {
     // A result on a device has to get there all the same.
-    handle.communicator->fetch_at_once(handle.task());
+    if (may_call_mpi)
+      handle.communicator->fetch(handle.task());
+    else
+      handle.communicator->fetch_at_once(handle.task());
   } catch (const std::exception&) {
     // Nobody is left who could hear of it.
   }
@@ -883,7 +886,7 @@ void forget_requests() noexcept {
       auto* const handle = reinterpret_cast<Handle*>(word);
       static_cast<void>(handle->emulation.release());                // it would call the MPI
       if (handle->is_active && !handle->task().is_done()) continue;  // the program has to answer
-      dismiss(*handle);
+      dismiss(*handle, /*may_call_mpi=*/false);
       delete handle;
     }
   } catch (const std::exception&) {

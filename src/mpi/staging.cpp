@@ -507,12 +507,12 @@ class Arguments {
 
 // ------------------------------------------------------------------------------------- whether
 
-bool is_device_in_use() noexcept {
+bool is_device_in_use(std::span<const void* const> buffers) noexcept {
   static const DeviceBackend* const device = present_device();
   if (!device) return false;
   static std::atomic<bool> is_in_use{false};
   if (is_in_use.load(std::memory_order_relaxed)) return true;
-  if (!device->is_in_use()) return false;
+  if (!device->is_in_use(buffers)) return false;
   is_in_use.store(true, std::memory_order_relaxed);
   return true;
 }

@@ -20,7 +20,7 @@
 namespace trib::mpi {
 
 /// Whether the process uses a device: all that a call pays where it does not.
-bool is_device_in_use() noexcept;
+bool is_device_in_use(std::span<const void* const> buffers = {}) noexcept;
 
 /// The device whose buffers must be kept from the MPI. Null: the process uses none, or the MPI
 /// takes its buffers. Throws Error if a setting is wrong.
@@ -93,7 +93,8 @@ int keep(std::unique_ptr<HostCopies> copies, bool is_persistent, MPI_Comm comm,
 /// `request`: of a call that is not blocking.
 template <class Original>
 int with_buffers_on_host(const Call& call, MPI_Request* request, const Original& original) {
-  const DeviceBackend* const device = is_device_in_use() ? device_beyond_mpi() : nullptr;
+  const void* const buffers[] = {call.in, call.out};
+  const DeviceBackend* const device = is_device_in_use(buffers) ? device_beyond_mpi() : nullptr;
   if (!device) [[likely]]
     return original(call);
   std::array<Word, 7> words = words_of(call);

@@ -171,23 +171,36 @@ int main(int argc, char** argv) {
     blocking();
     check("before");
   }
+  const auto nonblocking_on = [&](MPI_Comm comm) {
+    MPI_Request request;
+    MPI_Iallreduce(MPI_IN_PLACE, data, kCount, MPI_FLOAT, MPI_SUM, comm, &request);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+  };
+  MPI_Comm alone;
+  MPI_Comm_dup(MPI_COMM_WORLD, &alone);
+  for (int i = 0; i < 40; ++i) {
+    fill();
+    nonblocking_on(alone);
+    check("nonblocking, before");
+  }
   for (int busy = 0; busy < size; ++busy) {
     fill();
     round(busy, "a blocking reduction", blocking);
     check("a blocking reduction");
     fill();
-    round(busy, "a nonblocking reduction", [&] {
-      MPI_Request request;
-      MPI_Iallreduce(MPI_IN_PLACE, data, kCount, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
-      MPI_Wait(&request, MPI_STATUS_IGNORE);
-    });
+    round(busy, "a nonblocking reduction", [&] { nonblocking_on(MPI_COMM_WORLD); });
     check("a nonblocking reduction");
     // Where the MPI knows no GPUs, this is staged.
     round(busy, "a broadcast", [&] { MPI_Bcast(data, kCount, MPI_FLOAT, 0, MPI_COMM_WORLD); });
     check("a broadcast");
+    // On a communicator that knows nothing but these.
+    fill();
+    round(busy, "nonblocking reductions alone", [&] { nonblocking_on(alone); });
+    check("nonblocking reductions alone");
     receive_before(busy, data, kCount);
     send_before(busy, data, kCount);
   }
+  MPI_Comm_free(&alone);
   Gpu::get().free(data);
   if (rank == 0) std::printf("busy streams checked\n");
   MPI_Finalize();

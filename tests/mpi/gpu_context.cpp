@@ -61,7 +61,10 @@ int main(int argc, char** argv) {
         host[static_cast<std::size_t>(i)] = static_cast<float>((i + round) % 31 + rank);
       CHECK(call("cuMemcpy", address(in), address(host.data()), kBytes) == 0, "");
     });
-    if (round % 2 == 0) {
+    if (round % 3 == 2) {
+      MPI_Reduce(in, out, kCount, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
+      MPI_Bcast(out, kCount, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    } else if (round % 2 == 0) {
       MPI_Allreduce(in, out, kCount, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     } else {
       MPI_Request request;

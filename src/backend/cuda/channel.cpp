@@ -545,6 +545,8 @@ void Channel::show(Card& card, const ShownBuffers& buffers) {
 /// under way there may wait for a peer that waits for this rank: so not for long.
 bool Channel::is_settled() const {
   if (sharing_ && sharing_->leads()) return true;  // only its own kernels use its buffers
+  if (!context_id_.is_there()) return true;
+  const Current current(context_);
   const auto start = std::chrono::steady_clock::now();
   while (!is_default_stream_idle())
     if (std::chrono::steady_clock::now() - start > kSoon) return false;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The backend for NVIDIA GPUs, as a loadable module. channel.hpp comes next.
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <optional>
 #include <string>
@@ -84,6 +85,15 @@ class Cuda final : public DeviceBackend {
   }
 
   bool is_in_use(std::span<const void* const> buffers) const override {
+    // Once it does it is taken to go on, whichever thread asks with whatever buffers.
+    static std::atomic<bool> was_in_use{false};
+    if (was_in_use.load(std::memory_order_relaxed)) return true;
+    const bool is_now = finds_use(buffers);
+    if (is_now) was_in_use.store(true, std::memory_order_relaxed);
+    return is_now;
+  }
+
+  static bool finds_use(std::span<const void* const> buffers) {
     const Driver* const driver = cuda::driver();
     if (driver == nullptr) return false;
     CUcontext current = nullptr;
