@@ -60,55 +60,53 @@ void share() {
   if (rank == 0) shm_unlink(text);
 }
 
-void keep_stream_busy() {
+constexpr int kWords = 4 << 20;
+
+/// Begins a round: rank `busy` waits for a long message of the next one, and so does its stream.
+MPI_Request await_message(int busy) {
+  static std::vector<int> message(kWords);
+  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Barrier(MPI_COMM_WORLD);
+  awaited = ++rounds;
+  if (rank != busy) return request;
+  MPI_Irecv(message.data(), kWords, MPI_INT, (busy + 1) % size, 3, MPI_COMM_WORLD, &request);
   CHECK(Gpu::get().call("cuLaunchHostFunc", static_cast<void*>(nullptr), &wait_for_message,
                         static_cast<void*>(nullptr)) == 0,
         "");
+  return request;
+}
+void send_message(int busy) {
+  const std::vector<int> message(kWords);
+  MPI_Send(message.data(), kWords, MPI_INT, busy, 3, MPI_COMM_WORLD);
+  ++shared->sent;
+}
+void end_round(MPI_Request request, const char* what) {
+  MPI_Wait(&request, MPI_STATUS_IGNORE);
+  MPI_Barrier(MPI_COMM_WORLD);
+  CHECK(shared->expired.load() == 0, "%s: the message did not get on meanwhile", what);
 }
 
 /// `call` on rank `busy` comes while its stream waits; the others' comes behind the message.
 template <class Call>
 void round(int busy, const char* what, Call call) {
-  constexpr int kWords = 4 << 20;
-  static std::vector<int> message(kWords);
-  const int sender = (busy + 1) % size;
-  MPI_Request request = MPI_REQUEST_NULL;
-  MPI_Barrier(MPI_COMM_WORLD);
-  awaited = ++rounds;
-  if (rank == busy) {
-    MPI_Irecv(message.data(), kWords, MPI_INT, sender, 3, MPI_COMM_WORLD, &request);
-    keep_stream_busy();
-  }
-  if (rank == sender) {
-    MPI_Send(message.data(), kWords, MPI_INT, busy, 3, MPI_COMM_WORLD);
-    ++shared->sent;
-  }
+  const MPI_Request request = await_message(busy);
+  if (rank == (busy + 1) % size) send_message(busy);
   call();
-  MPI_Wait(&request, MPI_STATUS_IGNORE);
-  CHECK(shared->expired.load() == 0, "%s: the message did not get on meanwhile", what);
+  end_round(request, what);
 }
 
-/// The stream waits for a message behind the one that the call is for: what a receive does with
-/// the stream comes when it has its message.
+/// The long message is sent behind the one that the call is for: what a receive does with the
+/// stream comes when it has its message.
 void receive_before(int busy, float* data, int count) {
-  constexpr int kWords = 4 << 20;
-  static std::vector<int> message(kWords);
-  const int sender = (busy + 1) % size;
-  MPI_Request request = MPI_REQUEST_NULL;
-  MPI_Barrier(MPI_COMM_WORLD);
-  awaited = ++rounds;
+  const MPI_Request request = await_message(busy);
   if (rank == busy) {
-    MPI_Irecv(message.data(), kWords, MPI_INT, sender, 3, MPI_COMM_WORLD, &request);
-    keep_stream_busy();
-    MPI_Recv(data, count, MPI_FLOAT, sender, 4, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-  } else if (rank == sender) {
+    MPI_Recv(data, count, MPI_FLOAT, (busy + 1) % size, 4, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  } else if (rank == (busy + 1) % size) {
     const std::vector<float> sevens(static_cast<std::size_t>(count), 7);
     MPI_Ssend(sevens.data(), count, MPI_FLOAT, busy, 4, MPI_COMM_WORLD);
-    MPI_Send(message.data(), kWords, MPI_INT, busy, 3, MPI_COMM_WORLD);
-    ++shared->sent;
+    send_message(busy);
   }
-  MPI_Wait(&request, MPI_STATUS_IGNORE);
-  CHECK(shared->expired.load() == 0, "a receive waits for the stream before its message");
+  end_round(request, "a receive");
   if (rank != busy) return;
   float last = 0;
   Gpu::get().copy(&last, data + count - 1, 4);
@@ -117,29 +115,21 @@ void receive_before(int busy, float* data, int count) {
 
 /// A send has nothing to wait for the stream for once its message is gone.
 void send_before(int busy, float* data, int count) {
-  constexpr int kWords = 4 << 20;
-  static std::vector<int> message(kWords);
   const int peer = (busy + 1) % size;
-  std::vector<float> got(static_cast<std::size_t>(count));
+  MPI_Request sent = MPI_REQUEST_NULL;
   int word = 0;
-  MPI_Barrier(MPI_COMM_WORLD);
-  awaited = ++rounds;
+  if (rank == busy) MPI_Isend(data, count, MPI_FLOAT, peer, 4, MPI_COMM_WORLD, &sent);
+  const MPI_Request request = await_message(busy);
   if (rank == busy) {
-    MPI_Request request, late;
-    MPI_Isend(data, count, MPI_FLOAT, peer, 4, MPI_COMM_WORLD, &request);
-    MPI_Irecv(message.data(), kWords, MPI_INT, peer, 3, MPI_COMM_WORLD, &late);
-    keep_stream_busy();
-    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    MPI_Wait(&sent, MPI_STATUS_IGNORE);
     MPI_Send(&word, 1, MPI_INT, peer, 5, MPI_COMM_WORLD);
-    MPI_Wait(&late, MPI_STATUS_IGNORE);
   } else if (rank == peer) {
+    std::vector<float> got(static_cast<std::size_t>(count));
     MPI_Recv(got.data(), count, MPI_FLOAT, busy, 4, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     MPI_Recv(&word, 1, MPI_INT, busy, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    MPI_Send(message.data(), kWords, MPI_INT, busy, 3, MPI_COMM_WORLD);
-    ++shared->sent;
+    send_message(busy);
   }
-  MPI_Barrier(MPI_COMM_WORLD);
-  CHECK(shared->expired.load() == 0, "a send that is over waits for the stream");
+  end_round(request, "a send that is over");
 }
 
 }  // namespace
