@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A rank's default stream has something to do that ends only when another rank has sent it a large
-// message. The receive is posted, the call on a GPU buffer comes next: while it waits for the
-// stream, the message has to get on.
+// A rank's default stream, or one that the default stream waits for, has something to do that ends
+// only when another rank has sent it a large message. The receive is posted, the call on a GPU
+// buffer comes next: while it waits for the stream, the message has to get on.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -26,6 +26,7 @@ struct Shared {
   std::atomic<int> expired;  // waits of streams that nobody ended
 };
 Shared* shared = nullptr;
+void* stream = nullptr;  // that is busy
 int rounds = 0, awaited = 0;
 
 /// On the stream: until that message has gone out.
@@ -70,7 +71,7 @@ MPI_Request await_message(int busy) {
   awaited = ++rounds;
   if (rank != busy) return request;
   MPI_Irecv(message.data(), kWords, MPI_INT, (busy + 1) % size, 3, MPI_COMM_WORLD, &request);
-  CHECK(Gpu::get().call("cuLaunchHostFunc", static_cast<void*>(nullptr), &wait_for_message,
+  CHECK(Gpu::get().call("cuLaunchHostFunc", stream, &wait_for_message,
                         static_cast<void*>(nullptr)) == 0,
         "");
   return request;
@@ -173,7 +174,11 @@ int main(int argc, char** argv) {
     nonblocking_on(alone);
     check("nonblocking, before");
   }
-  for (int busy = 0; busy < size; ++busy) {
+  void* own = nullptr;
+  CHECK(Gpu::get().call("cuStreamCreate", &own, 0u) == 0, "no stream");
+  for (int turn = 0; turn < 2 * size; ++turn) {
+    const int busy = turn / 2;
+    stream = turn % 2 == 0 ? nullptr : own;
     fill();
     round(busy, "a blocking reduction", blocking);
     check("a blocking reduction");
@@ -190,6 +195,7 @@ int main(int argc, char** argv) {
     receive_before(busy, data, kCount);
     send_before(busy, data, kCount);
   }
+  Gpu::get().call("cuStreamDestroy_v2", own);
   MPI_Comm_free(&alone);
   Gpu::get().free(data);
   if (rank == 0) std::printf("busy streams checked\n");
