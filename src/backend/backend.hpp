@@ -449,6 +449,9 @@ class DeviceBackend : public Backend {
   /// Host memory that the device copies quickly to and from. Null: none left.
   virtual void* allocate_host(std::size_t bytes) const = 0;
   virtual void free_host(void* pointer) const noexcept = 0;
+  /// Frees what channels have left because peers had it mapped, and none has now. Waits for that
+  /// for some milliseconds.
+  virtual void free_left() const noexcept {}
   /// For `trib info`, as JSON: the devices, the links between them, which memory is served in which
   /// way. Loads the driver, and allocates a little on the first device to find out.
   virtual std::string inventory(const Config& config) const {

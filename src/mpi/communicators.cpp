@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/backend.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "mpi/bootstrap.hpp"
@@ -481,6 +482,7 @@ bool is_job_mixed() { return is_mixed; }
 void free_members() {
   forget_world();
   for (const std::uintptr_t word : members->clear()) retire(word);
+  if (const DeviceBackend* const device = device_backend()) device->free_left();
   TuningFile::flush_all();
 }
 

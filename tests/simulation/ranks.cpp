@@ -203,7 +203,7 @@ Simulation::Simulation(const Setup& setup)
     channel.last_run_ = channel.known_run_ = setup.last_run;
     channel.replays_.enough = machine_.below(3);
     for (int peer = 0; peer < setup.ranks; ++peer)
-      channel.peers_[static_cast<std::size_t>(peer)].inbox =
+      channel.inboxes_[static_cast<std::size_t>(peer)] =
           reinterpret_cast<CUdeviceptr>(inboxes_[static_cast<std::size_t>(peer)].get());
     if (!setup.device_of.empty())
       channel.sharing_.reset(new Sharing(rank, setup.device_of, channel.context_));

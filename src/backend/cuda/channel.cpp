@@ -28,36 +28,6 @@
 namespace trib::cuda {
 namespace {
 
-struct Hello {
-  ProcessId process;
-  CUcontext context;
-  CUdeviceptr inbox;
-  CUipcMemHandle handle;
-  const std::shared_ptr<void>* hold;  // for ranks of this process
-};
-
-/// Memory of an inbox. Of other processes the driver keeps it until the last one has closed its
-/// mapping; ranks of this process use the address itself, and kernels of one that lags behind may
-/// still store there when its owner is gone.
-class InboxMemory {
- public:
-  InboxMemory(const ContextId& context, CUdeviceptr memory) : context_(context), memory_(memory) {}
-  ~InboxMemory() {
-    try {
-      const Current current(context_);
-      driver()->cuMemFree_(memory_);
-    } catch (const Error&) {
-      // The context is gone, and the memory with it.
-    }
-  }
-  InboxMemory(const InboxMemory&) = delete;
-  InboxMemory& operator=(const InboxMemory&) = delete;
-
- private:
-  const ContextId context_;
-  const CUdeviceptr memory_;
-};
-
 bool has_mps() {
   const char* const pipe = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
   return ::access(pipe != nullptr ? pipe : "/tmp/nvidia-mps", F_OK) == 0;
@@ -114,7 +84,7 @@ Channel::Channel(Bootstrap& bootstrap, const Config& config)
       driver_(*driver()),
       rank_(bootstrap.rank()),
       size_(bootstrap.size()),
-      peers_(static_cast<std::size_t>(size_)),
+      inboxes_(static_cast<std::size_t>(size_)),
       graphs_(driver_),
       segment_mode_(config.segment),
       ignores_default_stream_(config.default_stream == Config::DefaultStream::ignore),
@@ -159,57 +129,15 @@ void Channel::set_up(const void* pointer) {
   fill(counters_, 0, sizeof(Counters));
 }
 
-void Channel::map(int rank, const void* hello_of_peer) {
-  const Hello& hello = *static_cast<const Hello*>(hello_of_peer);
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  const Current current(context_);
-  if (hello.process == ProcessId::of_this()) {  // a thread of this process
-    peer.inbox = hello.inbox;
-    peer.hold = *hello.hold;
-    if (hello.context == context_) return;
-    const CUresult result = driver_.cuCtxEnablePeerAccess_(hello.context, 0);
-    if (result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) cuda::check(result, "no peer access");
-    return;
-  }
-  cuda::check(
-      driver_.cuIpcOpenMemHandle_(&peer.inbox, hello.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
-      "cannot map a peer's memory");
-  peer.is_mapped = true;
-}
-
 bool Channel::open_direct(std::string& why) {
-  Peer& own = peers_[static_cast<std::size_t>(rank_)];
-  CUdeviceptr& inbox = own.inbox;
-  Hello mine{};
-  std::string trouble;
-  try {
-    const Current current(context_);
-    const std::size_t bytes = inbox_bytes(max_blocks_);
-    if (leads()) {
-      cuda::check(driver_.cuMemAlloc_(&inbox, bytes), "cannot allocate an inbox of 99 MiB");
-      own.hold = std::make_shared<InboxMemory>(context_id_, inbox);
-      fill(inbox, 0, bytes);
-      mine = {ProcessId::of_this(), context_, inbox, {}, &own.hold};
-      cuda::check(driver_.cuIpcGetMemHandle_(&mine.handle, inbox), "cannot share memory");
-    }
-  } catch (const std::exception& error) {
-    trouble = error.what();
-  }
-  bool is_open = all_agree(bootstrap_, trouble, why);
-  if (is_open) {
-    std::vector<Hello> all(static_cast<std::size_t>(size_));
-    bootstrap_.exchange(&mine, all.data(), sizeof mine);
-    try {
-      for (int device = 0; leads() && device < devices(); ++device)
-        if (const int rank = leader_of(device); rank != rank_)
-          map(rank, &all[static_cast<std::size_t>(rank)]);
-    } catch (const std::exception& error) {
-      trouble = error.what();
-    }
-    is_open = all_agree(bootstrap_, trouble, why);
-  }
-  if (!is_open) release_inboxes();
-  return is_open;
+  std::vector<int> owners;
+  for (int device = 0; device < devices(); ++device) owners.push_back(leader_of(device));
+  direct_ = PeerMemory::open(bootstrap_, segment_mode_, context_id_, inbox_bytes(max_blocks_),
+                             owners, why);
+  if (!direct_) return false;
+  for (int rank = 0; rank < size_; ++rank)
+    inboxes_[static_cast<std::size_t>(rank)] = direct_->of(rank);
+  return true;
 }
 
 bool Channel::open_on_host(const Config& config, std::string& why) {
@@ -226,7 +154,7 @@ bool Channel::open_on_host(const Config& config, std::string& why) {
     if (result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)  // by a thread of this process
       cuda::check(result, "cannot pin shared memory");
     for (int rank = 0; rank < size_; ++rank)
-      cuda::check(driver_.cuMemHostGetDevicePointer_(&peers_[static_cast<std::size_t>(rank)].inbox,
+      cuda::check(driver_.cuMemHostGetDevicePointer_(&inboxes_[static_cast<std::size_t>(rank)],
                                                      segment_->of(rank), 0),
                   "cannot map shared memory");
   } catch (const std::exception& error) {
@@ -377,7 +305,7 @@ void Channel::release() noexcept {
     if (doorbell_ != nullptr) driver_.cuMemFreeHost_(doorbell_);
   } catch (const Error&) {
     // The context is gone, and all of this with it, but for what a peer of this process has.
-    for (Peer& peer : peers_) peer.hold.reset();
+    direct_.reset();
   }
   // No kernel uses what these have mapped any more.
   sharing_.reset();
@@ -389,10 +317,8 @@ void Channel::release_inboxes() {
   const Current current(context_);
   if (is_registered_) driver_.cuMemHostUnregister_(segment_->of(0));
   is_registered_ = false;
-  for (Peer& peer : peers_) {
-    if (peer.is_mapped) driver_.cuIpcCloseMemHandle_(peer.inbox);
-    peer = {};
-  }
+  std::fill(inboxes_.begin(), inboxes_.end(), 0);
+  direct_.reset();
 }
 
 void* Channel::allocate(std::size_t bytes) {
@@ -451,8 +377,8 @@ void Channel::poison(const Error&) noexcept {
   // stream.
   try {
     const Current current(context_);
-    for (const Peer& peer : peers_)
-      if (peer.inbox != 0) driver_.cuMemsetD32Async_(peer.inbox + kAbortAt, 1, 1, abort_stream_);
+    for (const CUdeviceptr inbox : inboxes_)
+      if (inbox != 0) driver_.cuMemsetD32Async_(inbox + kAbortAt, 1, 1, abort_stream_);
   } catch (const Error&) {
     // The context is gone: nothing of ours runs any more.
   }

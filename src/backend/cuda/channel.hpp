@@ -15,6 +15,7 @@
 #include "backend/cuda/graphs.hpp"
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/launch.hpp"
+#include "backend/cuda/peer_memory.hpp"
 #include "backend/cuda/queue.hpp"
 #include "backend/cuda/repeats.hpp"
 #include "backend/cuda/sharing.hpp"
@@ -68,11 +69,6 @@ class Channel final : public trib::DeviceChannel {
   friend class LocalProgram;
   friend class MappedProgram;
   friend class Simulation;  // tests/simulation: makes channels without GPUs
-  struct Peer {
-    CUdeviceptr inbox = 0;
-    bool is_mapped = false;      // from another process
-    std::shared_ptr<void> hold;  // of this process: the memory is there as long
-  };
 
   Channel(Bootstrap& bootstrap, const Config& config);
   /// Among the devices: a rank's, and the rank that launches on one.
@@ -90,7 +86,6 @@ class Channel final : public trib::DeviceChannel {
   /// ranks alike): `why` says what was missing.
   bool open_direct(std::string& why);
   bool open_on_host(const Config& config, std::string& why);
-  void map(int rank, const void* handle);
   void release_inboxes();
   void release() noexcept;
   /// Tells a kernel that lingers what to do: a call with the caller's buffers so far from where
@@ -126,9 +121,10 @@ class Channel final : public trib::DeviceChannel {
   CUdevice device_ = 0;
   const Kernels* kernels_ = nullptr;
   CUstream stream_ = nullptr, abort_stream_ = nullptr;
-  std::vector<Peer> peers_;
-  std::unique_ptr<Segment> segment_;  // the inboxes, where they are in host memory, ...
-  bool is_registered_ = false;        // ... pinned by this rank
+  std::vector<CUdeviceptr> inboxes_;    // zero: the rank has none
+  std::unique_ptr<PeerMemory> direct_;  // where they are on the GPUs, or else ...
+  std::unique_ptr<Segment> segment_;    // ... in host memory, ...
+  bool is_registered_ = false;          // ... pinned by this rank
   CUdeviceptr counters_ = 0;
   Doorbell* doorbell_ = nullptr;            // the same address for host and device
   std::atomic<std::uint64_t> launches_{0};  // poison() looks from any thread

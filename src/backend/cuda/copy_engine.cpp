@@ -5,37 +5,20 @@
 
 #include <chrono>
 #include <new>
+#include <numeric>
+#include <vector>
 
 #include "backend/cuda/agree.hpp"
 #include "base/process.hpp"
 
 namespace trib::cuda {
-namespace {
-
-struct Hello {
-  ProcessId process;
-  CUdeviceptr inbox;
-  CUipcMemHandle handle;
-};
-
-}  // namespace
 
 CopyEngine::CopyEngine(Bootstrap& bootstrap, const ContextId& context)
-    : driver_(*driver()),
-      rank_(bootstrap.rank()),
-      size_(bootstrap.size()),
-      context_(context),
-      inboxes_(static_cast<std::size_t>(size_)),
-      is_mapped_(static_cast<std::size_t>(size_)) {}
+    : driver_(*driver()), rank_(bootstrap.rank()), size_(bootstrap.size()), context_(context) {}
 
 /// This rank's part.
-void CopyEngine::set_up(std::size_t inbox_bytes) {
+void CopyEngine::set_up() {
   const Current current(context_);
-  CUdeviceptr& inbox = inboxes_[static_cast<std::size_t>(rank_)];
-  check(
-      driver_.cuMemAlloc_(&inbox, inbox_bytes),
-      ("cannot allocate an inbox of " + std::to_string(inbox_bytes >> 20) + " MiB for copy engines")
-          .c_str());
   check(driver_.cuMemAlloc_(&counters_, sizeof(Counters)), "cannot allocate");
   fill(counters_, 0, sizeof(Counters));
   void* host = nullptr;
@@ -53,20 +36,6 @@ void CopyEngine::set_up(std::size_t inbox_bytes) {
     check(driver_.cuEventCreate_(&event, CU_EVENT_DISABLE_TIMING), "cannot create an event");
 }
 
-void CopyEngine::map(int rank, const void* hello_of_peer) {
-  const Hello& hello = *static_cast<const Hello*>(hello_of_peer);
-  CUdeviceptr& inbox = inboxes_[static_cast<std::size_t>(rank)];
-  if (hello.process ==
-      ProcessId::of_this()) {  // a thread of this process; the channel has enabled peer access
-    inbox = hello.inbox;
-    return;
-  }
-  const Current current(context_);
-  check(driver_.cuIpcOpenMemHandle_(&inbox, hello.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
-        "cannot map a peer's memory");
-  is_mapped_[static_cast<std::size_t>(rank)] = true;
-}
-
 std::unique_ptr<CopyEngine> CopyEngine::open(Bootstrap& bootstrap, Config::Segment mode,
                                              const ContextId& context, std::size_t inbox_bytes,
                                              std::string& why) {
@@ -75,28 +44,17 @@ std::unique_ptr<CopyEngine> CopyEngine::open(Bootstrap& bootstrap, Config::Segme
   std::unique_ptr<CopyEngine> engine(new CopyEngine(bootstrap, context));
   engine->segment_ = std::move(segment);
   new (engine->segment_->of(engine->rank_)) Words{};
-  Hello mine{};
+  std::vector<int> everyone(static_cast<std::size_t>(engine->size_));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  engine->inboxes_ = PeerMemory::open(bootstrap, mode, context, inbox_bytes, everyone, why);
+  if (!engine->inboxes_) return nullptr;
   std::string trouble;
   try {
-    engine->set_up(inbox_bytes);
-    const Current current(context);
-    mine.process = ProcessId::of_this();
-    mine.inbox = engine->inboxes_[static_cast<std::size_t>(engine->rank_)];
-    check(engine->driver_.cuIpcGetMemHandle_(&mine.handle, mine.inbox), "cannot share memory");
+    engine->set_up();
   } catch (const std::exception& error) {
     trouble = error.what();
   }
-  if (!all_agree(bootstrap, trouble, why)) return nullptr;
-  std::vector<Hello> all(static_cast<std::size_t>(bootstrap.size()));
-  bootstrap.exchange(&mine, all.data(), sizeof mine);
-  try {
-    for (int rank = 0; rank < engine->size_; ++rank)
-      if (rank != engine->rank_) engine->map(rank, &all[static_cast<std::size_t>(rank)]);
-  } catch (const std::exception& error) {
-    trouble = error.what();
-  }
-  if (!all_agree(bootstrap, trouble, why)) return nullptr;
-  return engine;
+  return all_agree(bootstrap, trouble, why) ? std::move(engine) : nullptr;
 }
 
 bool CopyEngine::reserve_gemv(Bootstrap& bootstrap, const std::string& path, std::string& why) {
@@ -129,11 +87,7 @@ void CopyEngine::release() noexcept {
     }
     for (const CUevent event : pushed_)
       if (event != nullptr) driver_.cuEventDestroy_(event);
-    for (int rank = 0; rank < size_; ++rank)
-      if (is_mapped_[static_cast<std::size_t>(rank)])
-        driver_.cuIpcCloseMemHandle_(inboxes_[static_cast<std::size_t>(rank)]);
-    const CUdeviceptr own = inboxes_[static_cast<std::size_t>(rank_)];
-    if (own != 0) driver_.cuMemFree_(own);
+    inboxes_.reset();
     if (counters_ != 0) driver_.cuMemFree_(counters_);
     if (doorbell_ != nullptr) driver_.cuMemFreeHost_(doorbell_);
   } catch (const Error&) {

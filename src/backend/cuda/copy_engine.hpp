@@ -10,12 +10,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "backend/cuda/copy_plan.hpp"
 #include "backend/cuda/cublas.hpp"
 #include "backend/cuda/driver.hpp"
 #include "backend/cuda/launch.hpp"
+#include "backend/cuda/peer_memory.hpp"
 #include "backend/segment.hpp"
 #include "base/bootstrap.hpp"
 #include "base/config.hpp"
@@ -63,8 +63,7 @@ class CopyEngine {
   };
 
   CopyEngine(Bootstrap& bootstrap, const ContextId& context);
-  void set_up(std::size_t inbox_bytes);
-  void map(int rank, const void* handle);
+  void set_up();
   void release() noexcept;
   Words& words(int rank) const { return *reinterpret_cast<Words*>(segment_->of(rank)); }
 
@@ -72,8 +71,7 @@ class CopyEngine {
   const int rank_, size_;
   const ContextId context_;
   std::unique_ptr<Segment> segment_;
-  std::vector<CUdeviceptr> inboxes_;
-  std::vector<bool> is_mapped_;  // from another process
+  std::unique_ptr<PeerMemory> inboxes_;
   CUstream push_stream_ = nullptr, work_stream_ = nullptr;
   std::array<CUevent, kAhead> pushed_{};
   CUdeviceptr counters_ = 0;

@@ -62,7 +62,7 @@ CopyProgram::CopyProgram(Channel& channel, const std::vector<Schedule>& all, boo
   launch_.size = 1;
   launch_.has_met = true;
   launch_.inbox[0] =  // kernels look whether the call has failed
-      reinterpret_cast<std::byte*>(channel.peers_[static_cast<std::size_t>(rank_)].inbox);
+      reinterpret_cast<std::byte*>(channel.inboxes_[static_cast<std::size_t>(rank_)]);
   launch_.first_run = 1;
   launch_.first_phase[1] = 1;
 }
@@ -524,7 +524,7 @@ CUdeviceptr CopyProgram::unit_address(int rank, std::uint64_t pass, int unit) co
   const std::size_t stride =
       (arguments_.slice * bytes(arguments_.dtype) + kAlignment - 1) / kAlignment * kAlignment;
   const auto window = run_of(pass) % kLargeWindows;
-  return channel_.copy_engine_->inboxes_[static_cast<std::size_t>(rank)] +
+  return channel_.copy_engine_->inboxes_->of(rank) +
          (window * static_cast<std::uint64_t>(plan_.units) + static_cast<std::uint64_t>(unit)) *
              stride;
 }

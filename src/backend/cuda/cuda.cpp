@@ -11,6 +11,7 @@
 #include "backend/cuda/channel.hpp"
 #include "backend/cuda/inventory.hpp"
 #include "backend/cuda/memory.hpp"
+#include "backend/cuda/peer_memory.hpp"
 #include "backend/cuda/unsettled.hpp"
 
 namespace trib::cuda {
@@ -237,6 +238,8 @@ class Cuda final : public DeviceBackend {
       // The context is gone, and the memory with it.
     }
   }
+
+  void free_left() const noexcept override { PeerMemory::free_left(); }
 };
 
 }  // namespace

@@ -50,7 +50,7 @@ MappedProgram::MappedProgram(Channel& channel, const Step& fold)
   launch_.outs = static_cast<std::uint8_t>(to_.size());
   for (int rank = 0; rank < channel.size_; ++rank)
     launch_.inbox[rank] =
-        reinterpret_cast<std::byte*>(channel.peers_[static_cast<std::size_t>(rank)].inbox);
+        reinterpret_cast<std::byte*>(channel.inboxes_[static_cast<std::size_t>(rank)]);
 }
 
 MappedProgram::~MappedProgram() {

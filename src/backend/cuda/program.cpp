@@ -82,7 +82,7 @@ void Program::translate(const std::vector<Schedule>& all) {
   launch_.size = static_cast<std::uint8_t>(channel_.devices());
   for (int peer = 0; peer < channel_.devices(); ++peer)
     launch_.inbox[peer] = reinterpret_cast<std::byte*>(
-        channel_.peers_[static_cast<std::size_t>(channel_.leader_of(peer))].inbox);
+        channel_.inboxes_[static_cast<std::size_t>(channel_.leader_of(peer))]);
   launch_.doorbell = channel_.doorbell_;
   launch_.counters = reinterpret_cast<Counters*>(channel_.counters_);
   launch_.time_limit = channel_.time_limit_;
@@ -124,7 +124,7 @@ void Program::translate(const std::vector<Schedule>& all) {
       return false;
     }
     Flag& flag = launch_.flag[flags++];
-    flag.address = channel_.peers_[static_cast<std::size_t>(unit.reader)].inbox +
+    flag.address = channel_.inboxes_[static_cast<std::size_t>(unit.reader)] +
                    static_cast<std::size_t>(unit.unit) * sizeof(std::uint32_t);
     flag.rank = device(peer);
     return true;
