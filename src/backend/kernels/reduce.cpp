@@ -19,9 +19,6 @@ namespace generic {
 [[gnu::visibility("hidden")]] extern const KernelTable table;
 }
 #ifdef TRIB_X86_64_KERNELS
-namespace x86_64_v2 {
-[[gnu::visibility("hidden")]] extern const KernelTable table;
-}
 namespace x86_64_v3 {
 [[gnu::visibility("hidden")]] extern const KernelTable table;
 }
@@ -33,11 +30,12 @@ namespace x86_64_v4 {
 namespace {
 
 #ifdef TRIB_X86_64_KERNELS
-/// The level of the x86-64 psABI that processor and operating system support.
-int x86_64_level() {
+constexpr std::array kTables{&x86_64_v4::table, &x86_64_v3::table, &generic::table};
+
+/// Those of the level of the x86-64 psABI that processor and operating system support, and of all
+/// below. (Level 2 is not there: processors that have no more are of before 2013.)
+std::span<const KernelTable* const> supported() {
   __builtin_cpu_init();
-  // Every processor with SSE4.2 has the rest of level 2 (CMPXCHG16B, LAHF), which no loop uses.
-  if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("popcnt")) return 1;
   // Compilers know no names for some features of level 3, but may use them.
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   constexpr unsigned kFma = 1u << 12, kMovbe = 1u << 22, kF16c = 1u << 29, kLzcnt = 1u << 5;
@@ -47,18 +45,12 @@ int x86_64_level() {
       __get_cpuid(0x80000001u, &eax, &ebx, &ecx, &edx) != 0 && (ecx & kLzcnt) != 0;
   if (!has_basic || !has_extended || !__builtin_cpu_supports("avx2") ||
       !__builtin_cpu_supports("bmi") || !__builtin_cpu_supports("bmi2"))
-    return 2;
+    return std::span(kTables).subspan(2);
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512cd") || !__builtin_cpu_supports("avx512dq") ||
       !__builtin_cpu_supports("avx512vl"))
-    return 3;
-  return 4;
-}
-constexpr std::array kTables{&x86_64_v4::table, &x86_64_v3::table, &x86_64_v2::table,
-                             &generic::table};
-std::span<const KernelTable* const> supported() {
-  const int level = x86_64_level();
-  return std::span(kTables).subspan(static_cast<std::size_t>(4 - level));
+    return std::span(kTables).subspan(1);
+  return kTables;
 }
 #else
 constexpr std::array kTables{&generic::table};
