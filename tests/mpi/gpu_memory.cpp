@@ -4,9 +4,11 @@
 // time of host buffers only. "thorough" takes minutes and 10 GiB; "cycles" and "huge"
 // are its parts with 10,000 allocations and with more than 2^31 elements.
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -192,6 +194,39 @@ void more_than_2_to_the_31() {
 }
 #endif
 
+/// Bytes of the GPU that nobody has.
+std::size_t room() {
+  std::size_t free = 0, total = 0;
+  CHECK(Gpu::get().call("cuMemGetInfo_v2", &free, &total) == 0, "");
+  return free;
+}
+
+/// What communicators have on GPUs does not pile up where ranks free them one after the other.
+void communicators() {
+  constexpr int kRounds = 24, kCalls = 5;
+  auto* const data = static_cast<float*>(Gpu::get().allocate(4));
+  std::size_t before = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    MPI_Comm comm;
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    for (int call = 0; call < kCalls; ++call) {
+      float one = 1;
+      Gpu::get().copy(data, &one, 4);
+      MPI_Allreduce(MPI_IN_PLACE, data, 1, MPI_FLOAT, MPI_SUM, comm);
+      Gpu::get().copy(&one, data, 4);
+      CHECK(one == static_cast<float>(size), "communicator %d: %g", round,
+            static_cast<double>(one));
+    }
+    if (rank != round % size) std::this_thread::sleep_for(std::chrono::milliseconds(5 + 3 * rank));
+    MPI_Comm_free(&comm);
+    if (round == 2) before = room();
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  constexpr std::size_t kSome = std::size_t{1} << 30;  // an inbox has 99 MiB
+  CHECK(room() + kSome > before, "%zu MiB are gone", (before - room()) >> 20);
+  Gpu::get().free(data);
+}
+
 /// 1 GiB of floats, and more.
 void huge() {
   const std::size_t count = std::size_t{1} << 28;
@@ -220,6 +255,7 @@ int main(int argc, char** argv) {
       pool();
       virtual_memory();
       numbers();
+      communicators();
     }
     kernel_calls.check();
   }

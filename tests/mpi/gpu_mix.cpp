@@ -166,7 +166,7 @@ void fill(Call& call) {
   static int salt = 0;
   call.salt = ++salt;
   ++calls;
-  call.is_checked = call.total <= kShort || ++long_ones % 50 == 1;
+  call.is_checked = call.total <= kShort || ++long_ones % 10 == 1;
   if (!call.is_checked) return;  // whatever is there
   call.is_float ? fill_with<float>(call) : fill_with<std::uint64_t>(call);
   if (call.form == on_stream) settle();

@@ -6,6 +6,7 @@ Usage: gpu_python.py cupy|torch [CYCLES]. Prints "skipped: REASON" and exits wit
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -50,13 +51,38 @@ if KIND == "cupy":
 else:
     torch.cuda.set_device(RANK % DEVICES)
 
-DTYPES = ["float32", "float64", "int32", "int64", "uint8", "int16", "complex64"]
-OPERATORS: dict[str, tuple[Any, Callable[..., Any]]] = {
-    "sum": (MPI.SUM, np.add.reduce),
-    "max": (MPI.MAX, np.maximum.reduce),
-    "prod": (MPI.PROD, np.multiply.reduce),
-    "min": (MPI.MIN, np.minimum.reduce),
+FLOATS = ["float32", "float64", "complex64", "complex128"]
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8"]
+if KIND == "cupy":  # PyTorch can do little with the others
+    INTEGERS += ["uint16", "uint32", "uint64"]
+ARITHMETIC: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "sum": (MPI.SUM, np.add),
+    "prod": (MPI.PROD, np.multiply),
 }
+EXTREMES: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "max": (MPI.MAX, np.maximum),
+    "min": (MPI.MIN, np.minimum),
+}
+LOGICAL: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "land": (MPI.LAND, np.logical_and),
+    "lor": (MPI.LOR, np.logical_or),
+    "lxor": (MPI.LXOR, np.logical_xor),
+}
+BITWISE: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "band": (MPI.BAND, np.bitwise_and),
+    "bor": (MPI.BOR, np.bitwise_or),
+    "bxor": (MPI.BXOR, np.bitwise_xor),
+}
+OPERATORS = ARITHMETIC | EXTREMES | LOGICAL | BITWISE
+
+
+def operators_of(dtype: str) -> list[str]:
+    """What MPI defines."""
+    if dtype == "bool":
+        return list(LOGICAL)
+    if dtype in INTEGERS:
+        return list(OPERATORS)
+    return list(ARITHMETIC if dtype.startswith("complex") else ARITHMETIC | EXTREMES)
 
 
 def values(rank: int, count: int, dtype: str, seed: int) -> Any:
@@ -100,11 +126,13 @@ def expect(what: str, got: Any, expected: Any) -> None:
 
 
 def every_call(dtype: str, operator: str, count: int, offset: int, mixed: bool) -> None:
-    op, fold = OPERATORS[operator]
+    op, two = OPERATORS[operator]
     what = f"{dtype} {operator} of {count}, offset {offset}, mixed {mixed}"
     place = (lambda host: host.copy()) if mixed and RANK % 2 else on_gpu
     every = [values(rank, count + offset, dtype, 1) for rank in range(SIZE)]
-    total = fold(np.stack([part[offset:] for part in every]), axis=0, dtype=dtype)
+    total = functools.reduce(
+        lambda a, b: two(a, b).astype(dtype), [part[offset:] for part in every]
+    )
 
     send, receive = place(every[RANK])[offset:], place(np.zeros(count + offset, dtype))[offset:]
     synchronize()
@@ -140,10 +168,7 @@ def every_call(dtype: str, operator: str, count: int, offset: int, mixed: bool) 
     if MPI.VERSION >= 4:
         request = COMM.Allreduce_init(send, receive, op=op)
         for round in range(3):
-            if isinstance(receive, np.ndarray):
-                receive[:] = 0
-            else:
-                receive *= 0
+            receive[:] = 0
             synchronize()
             request.Start()
             request.Wait()
@@ -172,11 +197,12 @@ def cycles() -> None:
 
 
 COMM.Barrier()
-for dtype in DTYPES:
-    for operator in OPERATORS:
-        if dtype == "complex64" and operator in ("max", "min"):
-            continue
-        for count, offset in ((1, 0), (5, 3), (1000, 0), (4099, 1), (300007, 5)):
+for dtype in [*FLOATS, *INTEGERS, "bool"]:
+    for operator in operators_of(dtype):
+        sizes = [(1, 0), (5, 3), (4099, 1)]
+        if dtype in ("float32", "int64") and operator in ("sum", "max"):
+            sizes += [(1000, 0), (300007, 5)]
+        for count, offset in sizes:
             for mixed in (False, True):
                 every_call(dtype, operator, count, offset, mixed)
 cycles()
