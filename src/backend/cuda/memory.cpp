@@ -72,16 +72,28 @@ Memory kind(const Attributes& attributes) {
   return attributes.type == CU_MEMORYTYPE_HOST ? Memory::pinned : Memory::host;
 }
 
+/// In a range of addresses: memory without a context, which no pool has, either.
+bool is_mapped_by_program(const void* pointer, const Attributes& attributes) {
+  void* pool = nullptr;
+  CUpointer_attribute wanted[] = {CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE};
+  void* values[] = {&pool};
+  return attributes.context == nullptr && !attributes.is_managed &&
+         driver()->cuPointerGetAttributes_(
+             1, wanted, values, reinterpret_cast<CUdeviceptr>(pointer)) == CUDA_SUCCESS &&
+         pool == nullptr;
+}
+
 /// Kernels come behind what is on the legacy default stream. Programs may have another one for each
 /// thread, and not know that copies from pageable memory, or cudaMemset, go on there when they have
-/// returned. Not so on memory of which the driver has been told; nothing is lost if some memory
-/// does not allow that.
-void make_synchronous(CUcontext context, const void* pointer, unsigned long long id) {
+/// returned. Not so on memory of which the driver has been told. Ranges of addresses do not allow
+/// that, and compute-sanitizer would report the attempt; nothing is lost there.
+void make_synchronous(CUcontext context, const void* pointer, const Attributes& attributes) {
   static auto& known = *new Known;  // never destroyed: programs may end late
-  if (id == 0 || !known.add(id)) return;
+  if (attributes.id == 0 || !known.add(attributes.id)) return;
   const Current current(context);
   const unsigned is_synchronous = 1;
-  if (driver()->cuPointerSetAttribute_(&is_synchronous, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS,
+  if (!is_mapped_by_program(pointer, attributes) &&
+      driver()->cuPointerSetAttribute_(&is_synchronous, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS,
                                        reinterpret_cast<CUdeviceptr>(pointer)) == CUDA_SUCCESS)
     wait_for_stream_of_thread();  // what was begun before is not like that
 }
@@ -101,7 +113,7 @@ Memory where_in(const ContextId& context, const void* pointer, bool is_ordered) 
   // After cudaDeviceReset() the program has memory again, maybe by a context of the same handle.
   if (!context.is_there()) return memory == Memory::device ? Memory::distant : Memory::host;
   if (!is_ordered && memory == Memory::device)
-    make_synchronous(context.handle, pointer, attributes.id);
+    make_synchronous(context.handle, pointer, attributes);
   if (memory != Memory::device || attributes.is_managed || attributes.context == context.handle)
     return memory;
   // No context of its own (pools, virtual address ranges), or another one: the device decides.
