@@ -294,7 +294,7 @@ constexpr DeviceRow kDeviceAllgather[] = {
     {kAny, kAll,       "one_shot", false, 132, 16 * KiB},
 };
 constexpr DeviceRow kDeviceBroadcast[] = {
-    {kAny, 64 * KiB,   "one_shot", true,  32,  1 * KiB},
+    {kAny, 64 * KiB,   "one_shot", true,  132, 512},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
     {2,    16 * MiB,   "two_shot", false, 132, 64 * KiB},
     {2,    kAll,       "two_shot", false, 132, 128 * KiB},

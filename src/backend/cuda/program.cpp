@@ -283,7 +283,7 @@ void Program::translate(const std::vector<Schedule>& all) {
 }
 
 /// Whether the batches are copies to inboxes, one fold at the most, of what others push and one
-/// chunk of this rank's own, and copies of what has arrived to `out`.
+/// chunk of this rank's own, and copies to `out`, of what has arrived or of this rank's own.
 void Program::find_exchange(int batches) {
   Exchange found;
   const auto is_own = [&](int operand) {
@@ -305,8 +305,12 @@ void Program::find_exchange(int batches) {
         continue;
       }
       for (const int end = to + batch.to_count[j]; to < end; ++to) {
-        if (launch_.operand[to].is_inbox == launch_.operand[from].is_inbox) return;
-        (is_own(from) ? found.targets : found.results).push_back({from, to});
+        const bool goes_out = launch_.operand[to].is_out;
+        if (!goes_out && !is_own(from)) return;
+        (!goes_out      ? found.targets
+         : is_own(from) ? found.kept
+                        : found.results)
+            .push_back({from, to});
       }
     }
     if (batch.is_copy || !batch.is_last) continue;
@@ -317,10 +321,22 @@ void Program::find_exchange(int batches) {
     if (some->size() > kMaxRanks) return;
   for (const auto* const some : {&found.targets, &found.results})
     if (some->size() > kMaxRanks) return;
-  const bool is_anything = !found.sources.empty() || !found.targets.empty();
-  found.is_flat = is_packet_possible_ && is_anything && found.results.empty() &&
-                  found.outs.size() == (found.sources.empty() ? 0 : 1) &&
-                  (found.outs.empty() || launch_.operand[found.outs.front()].is_out);
+  std::vector<Exchange::Copy> copied = found.results;
+  copied.insert(copied.end(), found.kept.begin(), found.kept.end());
+  std::vector<int> outs = found.outs;
+  for (const auto [from, to] : copied) outs.push_back(to);
+  // A thread may have several units. It waits for what belongs to one before it pushes the next, so
+  // what it waits for must not need that: what has been through a peer's fold does.
+  const bool is_answered = !found.results.empty() && !found.targets.empty();
+  if (!is_answered && outs.size() <= 1 && (outs.empty() || launch_.operand[outs.front()].is_out)) {
+    Exchange::Fold& fold = found.fold;
+    fold.sources = found.sources;
+    for (const auto [from, to] : copied) fold.sources.push_back(from);
+    fold.own = found.kept.empty() ? found.own : found.kept.front().from;
+    if (!outs.empty()) fold.out = outs.front();
+    found.is_flat = is_packet_possible_ && fold.sources.empty() == outs.empty() &&
+                    !(fold.sources.empty() && found.targets.empty());
+  }
 
   // Who reads what this rank pushes, and from whom it hears each pass: Pipeline says why.
   std::uint32_t sources = 0, heard = 0;
@@ -340,7 +356,7 @@ void Program::find_exchange(int batches) {
     ++signals;
   }
   const std::size_t waits = found.results.size() + bare_waits_.size();
-  const bool is_simple = is_simple_possible_ && !channel_.sharing_;
+  const bool is_simple = is_simple_possible_ && !channel_.sharing_ && found.kept.empty();
   found.is_pipeline = is_simple && is_safe && signals <= kMaxRanks && waits <= kMaxRanks;
   // One that pushes, or adds to what one other pushes, and takes what another one has added to.
   found.is_relay = is_simple && found.targets.size() + found.outs.size() <= 1 &&
@@ -357,23 +373,26 @@ void Program::fill_flat() {
   static_cast<LaunchHead&>(flat) = launch_;
   std::copy(std::begin(launch_.inbox), std::end(launch_.inbox), flat.inbox);
   const Exchange& exchange = exchange_;
-  flat.sources = static_cast<std::uint8_t>(exchange.sources.size());
+  const Exchange::Fold& fold = exchange.fold;
+  flat.sources = static_cast<std::uint8_t>(fold.sources.size());
   flat.targets = static_cast<std::uint8_t>(exchange.targets.size());
-  for (std::size_t i = 0; i < exchange.sources.size(); ++i) {
-    const int from = exchange.sources[i];
-    flat.source[i] = from == exchange.own ? nullptr : place(from);
+  for (std::size_t i = 0; i < fold.sources.size(); ++i) {
+    const int from = fold.sources[i];
+    flat.source[i] = from == fold.own ? nullptr : place(from);
     flat.source_rank[i] = launch_.operand[from].rank;
   }
   for (std::size_t i = 0; i < exchange.targets.size(); ++i) {
     const auto [from, to] = exchange.targets[i];
     flat.target[i] = {place(from), place(to), launch_.operand[from].length};
   }
-  const int own = exchange.own >= 0 ? exchange.own : exchange.targets.front().from;
-  flat.own = place(own);
-  flat.own_length = launch_.operand[own].length;
-  const int out = exchange.outs.empty() ? -1 : exchange.outs.front();
-  flat.out = out >= 0 ? place(out) : nullptr;
-  flat.out_length = out >= 0 ? launch_.operand[out].length : 0;
+  // Who only receives has none.
+  const int own = fold.own >= 0              ? fold.own
+                  : exchange.targets.empty() ? -1
+                                             : exchange.targets.front().from;
+  flat.own = own >= 0 ? place(own) : nullptr;
+  flat.own_length = own >= 0 ? launch_.operand[own].length : 0;
+  flat.out = fold.out >= 0 ? place(fold.out) : nullptr;
+  flat.out_length = fold.out >= 0 ? launch_.operand[fold.out].length : 0;
   flat.is_same = true;
   for (const auto& target : exchange.targets)
     flat.is_same = flat.is_same && meanings_[static_cast<std::size_t>(target.from)].chunk ==

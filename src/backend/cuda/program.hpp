@@ -67,6 +67,13 @@ class Program final : public trib::Program, public Operation {
     int own = -1;               // the one of these that is this rank's
     std::vector<int> outs;      // where its result goes
     std::vector<Copy> results;  // from the inbox to `out`
+    std::vector<Copy> kept;     // from `in` to `out`
+    /// For a flat kernel, to which a chunk that is only copied is a sum of one.
+    struct Fold {
+      std::vector<int> sources;
+      int own = -1, out = -1;  // out: -1 where there is no source
+    };
+    Fold fold;
   };
   Exchange exchange_;
   std::vector<Flag> bare_signals_, bare_waits_;  // of slots without payload
