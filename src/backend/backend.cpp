@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <filesystem>
 #include <set>
 
@@ -44,8 +45,15 @@ Modules load_modules() {
   return found;
 }
 
+std::atomic<DeviceBackend*> loaded_device{nullptr};
+
 const Modules& modules() {
-  static const auto& all = *new Modules(load_modules());  // never destroyed: see segment.cpp
+  static const auto& all = *new Modules([] {  // never destroyed: see segment.cpp
+    const Modules found = load_modules();
+    // Release: another thread may look for it alone.
+    loaded_device.store(found.device, std::memory_order_release);
+    return found;
+  }());
   return all;
 }
 
@@ -53,6 +61,9 @@ const Modules& modules() {
 
 HostBackend& host_backend() { return *modules().host; }
 DeviceBackend* device_backend() { return modules().device; }
+DeviceBackend* loaded_device_backend() noexcept {
+  return loaded_device.load(std::memory_order_acquire);
+}
 
 bool has_unknown_devices() {
   if (device_backend() != nullptr) return false;

@@ -465,6 +465,8 @@ class DeviceBackend : public Backend {
 HostBackend& host_backend();
 /// Null: there is none.
 DeviceBackend* device_backend();
+/// The same, where any of these functions has been called before. Loads nothing.
+DeviceBackend* loaded_device_backend() noexcept;
 /// Whether this process has loaded a driver whose memory no module here would know from the host's.
 bool has_unknown_devices();
 

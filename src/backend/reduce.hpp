@@ -49,8 +49,7 @@ void copy_bytes(void* const* to, int to_count, const void* from, std::size_t byt
 /// streamed data is there.
 void store_fence();
 
-/// The instruction set in use, for `trib info`: "x86-64-v3" or "x86-64-v4"; "generic"
-/// elsewhere.
+/// The instruction set in use, for `trib info`: "x86-64-v4", "x86-64-v3" or "generic".
 const char* kernel_isa();
 
 }  // namespace trib

@@ -207,7 +207,8 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
   const std::size_t head = head_of(bytes_per_rank);
   const std::size_t total = head + bytes_per_rank * static_cast<std::size_t>(size);
   Share share(bytes_per_rank);
-  std::string trouble = share.used() + spare <= kSegmentBudget
+  // A page, which words fit into, is never too much.
+  std::string trouble = share.used() + spare <= kSegmentBudget || bytes_per_rank <= page_bytes()
                             ? ""
                             : "the limit of 64 MiB of shared memory per rank is reached";
 

@@ -482,8 +482,8 @@ bool is_job_mixed() { return is_mixed; }
 void free_members() {
   forget_world();
   for (const std::uintptr_t word : members->clear()) retire(word);
-  if (const DeviceBackend* const device = device_backend()) device->free_left();
   TuningFile::flush_all();
+  if (const DeviceBackend* const device = loaded_device_backend()) device->free_left();
 }
 
 }  // namespace trib::mpi

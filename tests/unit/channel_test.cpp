@@ -50,6 +50,7 @@ std::atomic<std::uintptr_t> handles{100};
 std::vector<Doorbell*> doorbells(2);
 std::atomic<int> settings{0};           // of pointers' attributes
 std::atomic<unsigned long long> id{0};  // of whatever memory is asked for
+std::atomic<bool> is_of_pool{true};     // that memory
 
 /// What all allocations of programs are of.
 constexpr CUdeviceptr kPage = 1 << 16;
@@ -151,6 +152,8 @@ class ChannelTest : public testing::Test {
           *static_cast<unsigned*>(values[i]) = id != 0 ? CU_MEMORYTYPE_DEVICE : 0;
         if (wanted[i] == CU_POINTER_ATTRIBUTE_BUFFER_ID)
           *static_cast<unsigned long long*>(values[i]) = id;
+        if (wanted[i] == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE && is_of_pool)
+          *static_cast<void**>(values[i]) = &is_of_pool;
       }
       return CUDA_SUCCESS;
     };
@@ -362,6 +365,13 @@ TEST_F(ChannelTest, CopiesIntoBuffersAreSynchronousFromTheFirstCallOn) {
         (void)channel->where(&buffer);
       }
       EXPECT_EQ(settings, 50);  // those that are refused are not asked for again
+      is_of_pool = false;       // but in a range of addresses, where there is no such setting
+      for (int call = 0; call < 50; ++call) {
+        id = 100 + static_cast<unsigned>(call);
+        (void)channel->where(&buffer);
+      }
+      EXPECT_EQ(settings, 50);
+      is_of_pool = true;
     }
     barrier(bootstrap);
   });

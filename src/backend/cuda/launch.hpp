@@ -189,7 +189,8 @@ struct FlaggedLaunch : Launch {
 static_assert(sizeof(Launch) <= 2448 && sizeof(FlaggedLaunch) <= 4096);
 
 /// One exchange and one fold, of one pass per block: chunks of this rank's `in` are pushed, and
-/// what the others push is folded with a chunk of its own. What a short message needs comes first.
+/// what the others push is folded with a chunk of its own, or a chunk is only copied. What a short
+/// message needs comes first.
 struct FlatLaunch : LaunchHead {
   std::uint8_t targets, sources;
   bool is_same;                          // the targets get what is this rank's own

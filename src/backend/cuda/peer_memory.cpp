@@ -111,49 +111,55 @@ struct PeerMemory::Left {
 PeerMemory::PeerMemory(int rank, int size, const ContextId& context)
     : rank_(rank), context_(context), peers_(static_cast<std::size_t>(size)) {}
 
-/// This rank's own.
+/// This rank's own. What is left is only freed where there is no room otherwise: to free may wait
+/// for kernels of other communicators, and they for a rank that waits for this one here.
 void PeerMemory::allocate(std::size_t bytes) {
   Peer& own = peers_[static_cast<std::size_t>(rank_)];
-  own.hold = std::make_shared<OwnMemory>(context_, bytes);
+  try {
+    own.hold = std::make_shared<OwnMemory>(context_, bytes);
+  } catch (const Error&) {
+    Left::all().look({});
+    own.hold = std::make_shared<OwnMemory>(context_, bytes);
+  }
   own.at = own.hold->address();
   fill(own.at, 0, bytes);
 }
 
 /// Those of all peers. Throws Error.
 void PeerMemory::map(const std::vector<int>& owners, const void* hellos) {
+  const ProcessId self = ProcessId::of_this();
+  const auto hello_of = [&](int rank) -> const Hello& {
+    return static_cast<const Hello*>(hellos)[rank];
+  };
+  // They are about to map ours, whether or not we succeed with theirs.
+  for (const int rank : owners) {
+    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    peer.process = hello_of(rank).process;
+    peer.is_elsewhere = !(peer.process == self);
+    peer.can_see = peer.is_elsewhere && can_see(peer.process);
+  }
   const Current current(context_);
   const Driver& known = *driver();
-  const ProcessId self = ProcessId::of_this();
   for (const int rank : owners) {
     if (rank == rank_) continue;
-    const Hello& hello = static_cast<const Hello*>(hellos)[rank];
+    const Hello& hello = hello_of(rank);
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    if (hello.process == self) {  // a thread of this process
-      peer.hold = *hello.hold;
-      peer.at = peer.hold->address();
-      if (hello.context == context_.handle) continue;
-      const CUresult result = known.cuCtxEnablePeerAccess_(hello.context, 0);
-      if (result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) check(result, "no peer access");
+    if (peer.is_elsewhere) {
+      check(known.cuIpcOpenMemHandle_(&peer.at, hello.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+            "cannot map a peer's memory");
       continue;
     }
-    // It is about to map ours, whether or not we succeed with its.
-    peer.process = hello.process;
-    peer.can_see = can_see(hello.process);
-    peer.is_elsewhere = true;
-  }
-  for (const int rank : owners) {
-    Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    if (!peer.is_elsewhere) continue;
-    check(known.cuIpcOpenMemHandle_(&peer.at, static_cast<const Hello*>(hellos)[rank].handle,
-                                    CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
-          "cannot map a peer's memory");
+    peer.hold = *hello.hold;  // a thread of this process
+    peer.at = peer.hold->address();
+    if (hello.context == context_.handle) continue;
+    const CUresult result = known.cuCtxEnablePeerAccess_(hello.context, 0);
+    if (result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) check(result, "no peer access");
   }
 }
 
 std::unique_ptr<PeerMemory> PeerMemory::open(Bootstrap& bootstrap, Config::Segment mode,
                                              const ContextId& context, std::size_t bytes,
                                              const std::vector<int>& owners, std::string& why) {
-  Left::all().look({});
   std::unique_ptr<PeerMemory> all(new PeerMemory(bootstrap.rank(), bootstrap.size(), context));
   all->segment_ = Segment::open(bootstrap, sizeof(Word), mode, why);
   if (!all->segment_) return nullptr;
@@ -196,16 +202,14 @@ PeerMemory::~PeerMemory() {
   Left own{std::move(peers_[static_cast<std::size_t>(rank_)].hold), std::move(segment_),
            std::move(peers_)};
   for (Peer& peer : own.peers) peer.hold.reset();
-  if (!own.memory || !own.is_awaited()) return;
-  bool is_first = false;
-  {
+  bool is_worth_waiting = false;
+  if (own.memory && own.is_awaited()) {
     auto& [mutex, left] = Left::all();
     const std::lock_guard lock(mutex);
-    is_first = left.empty();
+    is_worth_waiting = left.empty();  // otherwise peers are out of step: it would be in vain again
     left.push_back(std::move(own));
   }
-  // Where peers are out of step it would be in vain each time.
-  Left::all().look(is_first ? kTogether : std::chrono::milliseconds(0));
+  Left::all().look(is_worth_waiting ? kTogether : std::chrono::milliseconds(0));
 }
 
 void PeerMemory::free_left() { Left::all().look(5 * kTogether); }
