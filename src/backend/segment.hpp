@@ -19,9 +19,9 @@ inline constexpr std::size_t kSegmentBudget = 64u << 20;
 class Segment {
  public:
   /// Collective. Null on all ranks alike if any of them cannot have it and leave `spare` bytes of
-  /// kSegmentBudget (of which a page is always to be had); `why` then says what was missing. Nobody else can open the memory, and it
-  /// vanishes with the last process that maps it, however that ends; a file's name may stay behind
-  /// until the next one is made.
+  /// kSegmentBudget (of which a page is always to be had); `why` then says what was missing. Nobody
+  /// else can open the memory, and it vanishes with the last process that maps it, however that
+  /// ends; a file's name may stay behind until the next one is made.
   static std::unique_ptr<Segment> open(Bootstrap& bootstrap, std::size_t bytes_per_rank,
                                        Config::Segment mode, std::string& why,
                                        std::size_t spare = 0);

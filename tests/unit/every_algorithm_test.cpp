@@ -26,8 +26,8 @@ namespace {
 
 constexpr int kMaxSize = test::less_if_sanitized(33, 17);  // one rank more than a power of two
 
-/// Most of the time goes into the largest numbers of ranks. Beyond 17 those beside powers of two and
-/// squares, primes, and what radices 3, 4 and 5 make.
+/// Most of the time goes into the largest numbers of ranks. Beyond 17 those beside powers of two
+/// and squares, primes, and what radices 3, 4 and 5 make.
 bool is_tried(int size) {
   constexpr int kLarge[] = {20, 23, 24, 25, 27, 31, 32, 33};
   return size <= 17 || std::find(std::begin(kLarge), std::end(kLarge), size) != std::end(kLarge);
