@@ -660,6 +660,14 @@ void starts_without_growth(int total) {
 }
 #endif
 
+/// Its time, so that one that is stopped by a limit says how far it came.
+void part_of_test(const char* name, void (*part)()) {
+  const double begin = MPI_Wtime();
+  part();
+  if (rank == 0) std::printf("%s: %.1f s\n", name, MPI_Wtime() - begin);
+  std::fflush(stdout);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -673,7 +681,7 @@ int main(int argc, char** argv) {
 #endif
   const bool are_posts = argc > 1 && std::strcmp(argv[1], "posts") == 0;
   if (are_posts) posts_alone();
-  if (!is_often && !are_posts) alone();
+  if (!is_often && !are_posts) part_of_test("alone", alone);
   if (argc > 1) {  // "alone", "often", "posts"
     if (rank == 0) std::printf("requests checked\n");
     MPI_Finalize();
@@ -687,16 +695,16 @@ int main(int argc, char** argv) {
       first.check("blocking");
     }
   }
-  nonblocking();
-  late_peers();
+  part_of_test("nonblocking", nonblocking);
+  part_of_test("late_peers", late_peers);
 #if HAS_PERSISTENT_REDUCTIONS
-  persistent();
-  registered();
-  reallocated();
-  registered_of_each();
-  same_bits();
-  scatters_in_place();
-  leaving_kernels();
+  part_of_test("persistent", persistent);
+  part_of_test("registered", registered);
+  part_of_test("reallocated", reallocated);
+  part_of_test("registered_of_each", registered_of_each);
+  part_of_test("same_bits", same_bits);
+  part_of_test("scatters_in_place", scatters_in_place);
+  part_of_test("leaving_kernels", leaving_kernels);
 #endif
   if (rank == 0) std::printf("requests checked\n");
   MPI_Finalize();

@@ -8,12 +8,16 @@ The build writes mpis.json: for each MPI its kind (mpich, intel, openmpi), launc
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -131,6 +135,33 @@ def run(
         return Result(124, output.decode(errors="replace"), timed_out=True)
 
 
+@contextlib.contextmanager
+def side_by_side(settings: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Variables for jobs whose ranks all launch kernels that wait, though they share a GPU: of an MPS of their own.
+
+    Without one, a GPU takes processes in turns, milliseconds in every call. None for other jobs, where an MPS has been
+    chosen (CUDA_MPS_PIPE_DIRECTORY), and where there is none to be had.
+    """
+    control = shutil.which("nvidia-cuda-mps-control")
+    is_chosen = "CUDA_MPS_PIPE_DIRECTORY" in os.environ
+    if settings.get("TRIB_SHARED_GPU") not in ("all", "halves") or is_chosen or control is None:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="trib-mps-") as folder:
+        variables = {}
+        for what in ("PIPE", "LOG"):
+            variables[f"CUDA_MPS_{what}_DIRECTORY"] = f"{folder}/{what.lower()}"
+            Path(folder, what.lower()).mkdir()
+        environment = os.environ | variables
+        if subprocess.run([control, "-d"], env=environment, check=False).returncode != 0:
+            yield {}
+            return
+        try:
+            yield variables
+        finally:
+            subprocess.run([control], input=b"quit -t 5\n", env=environment, check=False)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mpis", required=True)
@@ -162,6 +193,13 @@ def main() -> int:
     )
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
+    settings = dict(item.split("=", 1) for item in arguments.env)
+    with side_by_side(settings) as variables:
+        return run_all(arguments, settings | variables)
+
+
+def run_all(arguments: argparse.Namespace, settings: dict[str, str]) -> int:
+    """One job for each number of ranks: CTest's verdict."""
     mpi = known(arguments.mpis)[arguments.mpi]
     options = mpi.options_to_keep_others() if arguments.keep_others else []
     if arguments.tolerate_faults:
@@ -173,7 +211,7 @@ def main() -> int:
                 ranks,
                 arguments.command,
                 preload=None if arguments.no_preload else "",
-                env=dict(item.split("=", 1) for item in arguments.env),
+                env=settings,
                 timeout=arguments.timeout,
                 options=options,
                 also=[command.split() for command in arguments.also],
