@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What cores need at the least to hand data to each other through shared memory: a flag's way from
 // one to another, and a vector, which all copy in and of which each folds its share, by the loops
-// that the library uses. No reduction through scratch does less; docs/results.md holds its times
-// against this. Usage: handover [-n CORES] [BYTES...]
+// that the library uses. No reduction through scratch does less; docs/results-2-ranks.md holds its
+// times against this. Usage: handover [-n CORES] [BYTES...]
 #include <sched.h>
 #include <sys/mman.h>
 

@@ -201,11 +201,11 @@ constexpr std::size_t kMostMapped = 2048 * MiB;
 // GPUs, one rank each; a single one is shared by all. All of these fold in rank order but `chain`;
 // what stands in for them does as they do. Measured on 2026-11-22 with
 // `trib bench COLLECTIVE --memory cuda`, in blocking calls, on streams and in graphs: 2 and 4 H200.
-// docs/results.md has the figures. Two GPUs again on 2026-11-24, where inboxes end and mappings and
-// copy engines begin: 2 H200 and 2 H100; and on 2026-11-26 Reduces from 2 MiB on that are not on a
-// stream, reduce_scatters of 64 MiB and, over 4 GPUs, Reduces of 1 GiB, by kernels: H100; what is
-// longer than 64 KiB and goes by packets over 3 and 4 GPUs, and, a day later, Reduces of more than
-// 32 MiB there, on streams of more than 64, and what 3 GPUs copy: H200.
+// docs/results-gpus.md has the figures. Two GPUs again on 2026-11-24, where inboxes end and
+// mappings and copy engines begin: 2 H200 and 2 H100; and on 2026-11-26 Reduces from 2 MiB on that
+// are not on a stream, reduce_scatters of 64 MiB and, over 4 GPUs, Reduces of 1 GiB, by kernels:
+// H100; what is longer than 64 KiB and goes by packets over 3 and 4 GPUs, and, a day later, Reduces
+// of more than 32 MiB there, on streams of more than 64, and what 3 GPUs copy: H200.
 // `ordered_chain` has no row: it takes as long as what is there. A single GPU hands nothing over,
 // so packets are of no use there: 2, 4 and 16 ranks on one H200, 2026-11-24.
 // clang-format off
@@ -483,7 +483,7 @@ Choice select(const Key& key, const Config& config, const Findings* findings) {
     if (is_folded_once(*choice.algorithm, key)) choice = by_copies(choice, Engine::gemv);
   }
   // For inputs that were written since the last call, the system call that reads a peer costs more
-  // than the copy it saves, but for the longest (docs/results.md).
+  // than the copy it saves, but for the longest (docs/results-many-ranks.md).
   if (key.can_attach && config.attach == Config::Attach::always &&
       key.place != Key::Place::device)  // whose memory no system call reads
     choice.reach = Reach::attach;

@@ -48,7 +48,7 @@ constexpr std::size_t kPieceToCopy = 1 << 10, kPieceToFold = 2 << 10, kMostRetur
 /// What goes through cells: chunks of up to so many, where one rank reads them or several; and in
 /// all so many that a rank waits for. Readers that fetch lines while they are being written delay
 /// that. 4 ranks on an Intel Xeon, one_shot, allreduce: 256 B take 0.95 of the time, 512 B 1.6; 16
-/// ranks, two_shot, 4 KiB: 1.5; docs/results.md has more.
+/// ranks, two_shot, 4 KiB: 1.5; docs/results-2-ranks.md has more.
 struct CellLimits {
   int of_chunk, awaited;
 };
