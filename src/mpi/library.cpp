@@ -125,6 +125,8 @@ std::vector<void*> definitions_of(const char* symbol) {
   return all;
 }
 
+bool is_our_family(void* handle, const char* path) { return family_of(handle, path) == kOurs; }
+
 unsigned long long count_loads() {
   unsigned long long count = 0;
   dl_iterate_phdr(

@@ -79,7 +79,7 @@ def bind_now(context: Context) -> None:
         r"|MPI_(Session_init|Session_finalize|Init|Init_thread|Finalize)"
         r"|mpi_(i(allreduce|reduce|reduce_scatter|reduce_scatter_block)|(allreduce|reduce|reduce_scatter|reduce_scatter_block)_init)_(c_)?f08ts_(large_)?"
         r"|mpi_(start|startall|(wait|test)(all|any|some)?|cancel|request_free|request_get_status(_all|_any|_some)?)_f08_"
-        r"|(mpi_|MPI_)(allreduce|reduce|reduce_scatter|reduce_scatter_block|init|init_thread|finalize|free_mem|comm_free|comm_disconnect|comm_idup|comm_idup_with_info)(_|__|_f08_)?|trib_\w+)",
+        r"|(mpi_|MPI_)(allreduce|reduce|reduce_scatter|reduce_scatter_block|init|init_thread|finalize|free_mem|comm_free|comm_disconnect|comm_idup|comm_idup_with_info)(_|__|_f08_)?|dlsym|trib_\w+)",
         re.IGNORECASE,
     )
     expect(all(allowed.fullmatch(name) for name in names), "\n".join(sorted(names)))
@@ -510,6 +510,19 @@ def private_mpi(context: Context) -> None:
     )
 
 
+def looked_up(context: Context) -> None:
+    """Functions that a program finds by name in the MPI's file are those of the preload library."""
+    names = {"mpich": "libmpi.so.12", "intel": "libmpi.so.12", "openmpi": "libmpi.so.40"}
+    name = "libmpi_abi.so.1" if context.mpi.name.startswith("abi") else names[context.mpi.kind]
+    script = str(Path(__file__).with_name("looked_up.py"))
+    command = [sys.executable, script, f"{context.mpi.root}/lib/{name}"]
+    result = context.run(2, command, env={"TRIB_STATS": "1"}, timeout=60)
+    expect(result.status == 0 and "sums checked" in result.output, result)
+    for served in ("allreduce", "iallreduce"):
+        expect(re.search(rf"^  {served} ", result.output, re.MULTILINE) is not None, result)
+    expect("no calls were left to the MPI" in result.output, result)
+
+
 def full_shm(context: Context) -> None:
     """Where /dev/shm is full or tiny, all goes on, with one warning. Only root may try it on a /dev/shm of its own."""
     mount = [
@@ -565,6 +578,7 @@ CHECKS: dict[str, Callable[[Context], None]] = {
         left_out,
         unknown_devices,
         private_mpi,
+        looked_up,
     )
 }
 
