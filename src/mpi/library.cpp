@@ -104,6 +104,17 @@ bool is_first_rank() {
   return true;
 }
 
+void warn_of_other(Family family, const std::string& path) {
+  if (is_first_rank())
+    log_once(Config::Log::warn,
+             "this preload library is for " + std::string(describe(kOurs)) + ", but " + path +
+                 " is " + describe(family) + ": its reductions are left as they are" +
+                 (is_asked_for_many_ranks()
+                      ? "; if mpiexec is of the same family as this library, the job falls apart "
+                        "into programs of one rank each"
+                      : ""));
+}
+
 }  // namespace
 
 std::vector<void*> definitions_of(const char* symbol) {
@@ -125,7 +136,11 @@ std::vector<void*> definitions_of(const char* symbol) {
   return all;
 }
 
-bool is_our_family(void* handle, const char* path) { return family_of(handle, path) == kOurs; }
+bool is_our_family(void* handle, const char* path) {
+  const Family family = family_of(handle, path);
+  if (family != kOurs) warn_of_other(family, path);
+  return family == kOurs;
+}
 
 unsigned long long count_loads() {
   unsigned long long count = 0;
@@ -178,14 +193,7 @@ std::unique_ptr<Library> load() {
     result->original[entry] = dlsym(result->handle, kNames[entry]);
   result->is_ours = family == kOurs;
   if (!result->is_ours) {
-    if (is_first_rank())
-      log_once(
-          Config::Log::warn,
-          "this preload library is for " + std::string(describe(kOurs)) + ", but " + path + " is " +
-              describe(family) + ": its reductions are left as they are" +
-              (is_asked_for_many_ranks() ? "; if mpiexec is of the same family as this library, "
-                                           "the job falls apart into programs of one rank each"
-                                         : ""));
+    warn_of_other(family, path);
     return result;
   }
 #define TRIB_LOOK_UP(name)                                                                       \

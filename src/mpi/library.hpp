@@ -111,7 +111,7 @@ inline const Library& library() {
 /// Where `symbol` is defined in what is loaded, but for this library: dlsym(RTLD_NEXT) does not see
 /// what came with RTLD_LOCAL, as modules of Python do. Slow.
 std::vector<void*> definitions_of(const char* symbol);
-/// Whether the object is an MPI of the family that this library is for.
+/// Whether the MPI is of the family that this library is for. If not, that is said, once.
 bool is_our_family(void* handle, const char* path);
 /// Counts objects that came and went: the same number, the same objects.
 unsigned long long count_loads();

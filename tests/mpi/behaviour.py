@@ -521,6 +521,10 @@ def looked_up(context: Context) -> None:
     for served in ("allreduce", "iallreduce"):
         expect(re.search(rf"^  {served} ", result.output, re.MULTILINE) is not None, result)
     expect("no calls were left to the MPI" in result.output, result)
+    other = next(iter({mpi.preload for mpi in context.mpis.values()} - {context.mpi.preload}))
+    result = context.run(2, command, preload=other, timeout=60)
+    expect(result.status == 0 and "sums checked" in result.output, result)
+    expect(result.output.count("this preload library is for") == 1, result)
 
 
 def full_shm(context: Context) -> None:
