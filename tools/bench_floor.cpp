@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What no reduction of vectors in host memory can be quicker than: every rank reads its vector and
 // writes its part of the result, all at the same time, with no rank waiting for another.
+#if defined(__x86_64__)
 #include <emmintrin.h>
+#endif
 
 #include <algorithm>
 #include <chrono>
@@ -29,6 +31,7 @@ template <class Vector>
   static_cast<void>(sink);
 }
 using Words16 = std::uint64_t __attribute__((vector_size(16)));
+#if defined(__x86_64__)
 using Words32 = std::uint64_t __attribute__((vector_size(32)));
 using Words64 = std::uint64_t __attribute__((vector_size(64)));
 [[gnu::target("avx512f")]] void read_64(const std::byte* in, std::size_t bytes) {
@@ -42,15 +45,23 @@ void read(const std::byte* in, std::size_t bytes) {
   if (__builtin_cpu_supports("avx2")) return read_32(in, bytes);
   read_by<Words16>(in, bytes);
 }
+#else
+void read(const std::byte* in, std::size_t bytes) { read_by<Words16>(in, bytes); }
+#endif
 
 void copy(const std::byte* in, std::byte* out, std::size_t bytes) { std::memcpy(out, in, bytes); }
 
-/// Past the caches. `out` is aligned to 16 bytes, `bytes` a multiple of 64.
+/// Past the caches, where this is known how to do. `out` is aligned to 16 bytes, `bytes` a multiple
+/// of 64.
 void stream(const std::byte* in, std::byte* out, std::size_t bytes) {
+#if defined(__x86_64__)
   for (std::size_t at = 0; at < bytes; at += 16)
     _mm_stream_si128(reinterpret_cast<__m128i*>(out + at),
                      _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + at)));
   _mm_sfence();
+#else
+  copy(in, out, bytes);
+#endif
 }
 
 class FloorSide final : public Side {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "backend/reduce.hpp"
+#include "base/locks.hpp"
 
 namespace {
 
@@ -31,7 +32,7 @@ constexpr int kMostCores = 1024;
 Flag flags[kMostCores];
 
 void await(int side, std::uint64_t value) {
-  while (flags[side].value.load(std::memory_order_acquire) < value) __builtin_ia32_pause();
+  while (flags[side].value.load(std::memory_order_acquire) < value) trib::relax();
 }
 
 void pin(int core) {

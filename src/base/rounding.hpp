@@ -5,7 +5,7 @@
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
-#else
+#elif !defined(__aarch64__)
 #include <cfenv>
 #endif
 
@@ -23,6 +23,8 @@ class Rounding {
     std::uint16_t control = 0;
     asm volatile("fnstcw %0" : "=m"(control));
     rounding.bits_ = (_mm_getcsr() & kVectorMask) | (control & kX87Mask);
+#elif defined(__aarch64__)
+    rounding.bits_ = control() & kMask;
 #else
     rounding.direction_ = std::fegetround();
 #endif
@@ -36,6 +38,9 @@ class Rounding {
     control = static_cast<std::uint16_t>((control & ~kX87Mask) | (bits_ & kX87Mask));
     asm volatile("fldcw %0" : : "m"(control));
     _mm_setcsr((_mm_getcsr() & ~kVectorMask) | (bits_ & kVectorMask));
+#elif defined(__aarch64__)
+    const std::uint64_t value = (control() & ~kMask) | bits_;
+    asm volatile("msr fpcr, %0" : : "r"(value));
 #else
     std::fesetround(direction_);
 #endif
@@ -49,6 +54,15 @@ class Rounding {
   static constexpr std::uint32_t kVectorMask = 0xe040;  // flush to zero, direction, denormals are
   static constexpr std::uint32_t kX87Mask = 0x0f00;     // direction, precision
   std::uint32_t bits_ = 0;
+#elif defined(__aarch64__)
+  static std::uint64_t control() noexcept {
+    std::uint64_t value = 0;
+    asm volatile("mrs %0, fpcr" : "=r"(value));
+    return value;
+  }
+  // Direction, flush to zero (also of halves), and which not-a-number comes out.
+  static constexpr std::uint64_t kMask = 0x03c8'0000;
+  std::uint64_t bits_ = 0;
 #else
   int direction_ = 0;
 #endif

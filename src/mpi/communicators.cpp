@@ -123,10 +123,12 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
     char failure[256];
     ProcessId process;
     bool is_passed_by, is_fortran, may_outlive_world, prints_stats;
+    std::uint32_t which_set_up;
   } mine = {};
   mine.process = ProcessId::of_this();
   mine.is_passed_by = !what_passes_by().empty();
   mine.is_fortran = is_begun_in_fortran;
+  mine.which_set_up = which_set_up();
   mine.prints_stats = read_settings_once().config.stats;
   // Whose it is the MPI does not tell. But whoever has one of a session's has that session open.
   mine.may_outlive_world =
@@ -139,7 +141,8 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
   std::vector<ProcessId> processes;
   for (const Report& report : all) {
     processes.push_back(report.process);
-    const bool differs = report.is_fortran != mine.is_fortran;
+    const bool differs =
+        report.is_fortran != mine.is_fortran || report.which_set_up != mine.which_set_up;
     if (differs && is_init_under_way()) is_mixed = true;
     member.is_passed_by = member.is_passed_by || report.is_passed_by || differs;
     member.may_outlive_world = member.may_outlive_world || report.may_outlive_world;

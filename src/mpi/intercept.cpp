@@ -142,12 +142,22 @@ int with_child(Entry entry, Word parent, Word child, Words... words) {
   const Library& mpi = library();
   auto* const its = reinterpret_cast<MPI_Comm*>(child);
   if (!mpi.is_ours || !its) return mpi.call(entry, words...);
-  const MPI_Comm before = std::exchange(*its, from_word<MPI_Comm>(0));
-  const int status = mpi.call(entry, words...);
-  if (*its == from_word<MPI_Comm>(0))
-    *its = before;
-  else if (status == MPI_SUCCESS)
-    adopt(from_word<MPI_Comm>(parent), *its);
+  const MPI_Comm none = from_word<MPI_Comm>(0);
+  int status = MPI_SUCCESS;
+  bool is_written = false;
+  {
+    // Put back also where an error handler throws.
+    struct Before {
+      MPI_Comm* const its;
+      const MPI_Comm none, value = std::exchange(*its, none);
+      ~Before() {
+        if (*its == none) *its = value;
+      }
+    } const before{its, none};
+    status = mpi.call(entry, words...);
+    is_written = *its != none;
+  }
+  if (is_written && status == MPI_SUCCESS) adopt(from_word<MPI_Comm>(parent), *its);
   return status;
 }
 

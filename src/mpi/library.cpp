@@ -80,9 +80,9 @@ Family family_of(void* handle, std::string_view path) {
   // tells them apart.
   if (file_name(path).starts_with("libmpi_abi") || soname(handle).starts_with("libmpi_abi"))
     return Family::abi;
-  if (dlsym(handle, "ompi_mpi_comm_world")) return Family::openmpi;
+  if (look_up_in(handle, "ompi_mpi_comm_world")) return Family::openmpi;
   for (const char* symbol : {"MPII_Comm_get_attr", "MPIR_Err_create_code", "MPIR_CommGetAttr"})
-    if (dlsym(handle, symbol)) return Family::mpich;
+    if (look_up_in(handle, symbol)) return Family::mpich;
   return Family::unknown;
 }
 
@@ -126,7 +126,7 @@ std::vector<void*> definitions_of(const char* symbol) {
     void* const handle = dlopen(object.c_str(), RTLD_LAZY | RTLD_NOLOAD);
     if (!handle) continue;
     // Also what the object's own libraries define.
-    void* const address = dlsym(handle, symbol);
+    void* const address = look_up_in(handle, symbol);
     Dl_info its{};
     if (address && dladdr(address, &its) != 0 && its.dli_fbase != ours.dli_fbase &&
         std::find(all.begin(), all.end(), address) == all.end())
@@ -169,7 +169,7 @@ std::unique_ptr<Library> load() {
     // seen.
     void* handle = dlopen(object.empty() ? nullptr : object.c_str(), RTLD_LAZY | RTLD_NOLOAD);
     if (!handle) continue;
-    void* function = dlsym(handle, kNames[0]);
+    void* function = look_up_in(handle, kNames[0]);
     Dl_info info{};
     if (function && dladdr(function, &info) != 0) {
       if (void* owner = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD)) {
@@ -190,19 +190,20 @@ std::unique_ptr<Library> load() {
   if (!result->handle) return nullptr;
 
   for (int entry = 0; entry < kEntries; ++entry)
-    result->original[entry] = dlsym(result->handle, kNames[entry]);
+    result->original[entry] = look_up_in(result->handle, kNames[entry]);
   result->is_ours = family == kOurs;
   if (!result->is_ours) {
     warn_of_other(family, path);
     return result;
   }
-#define TRIB_LOOK_UP(name)                                                                       \
-  result->name = reinterpret_cast<decltype(result->name)>(dlsym(result->handle, "PMPI_" #name)); \
-  if (!result->name) {                                                                           \
-    log_once(Config::Log::warn,                                                                  \
-             path + " has no PMPI_" #name ": its reductions are left as they are");              \
-    result->is_ours = false;                                                                     \
-    return result;                                                                               \
+#define TRIB_LOOK_UP(name)                                                                 \
+  result->name =                                                                           \
+      reinterpret_cast<decltype(result->name)>(look_up_in(result->handle, "PMPI_" #name)); \
+  if (!result->name) {                                                                     \
+    log_once(Config::Log::warn,                                                            \
+             path + " has no PMPI_" #name ": its reductions are left as they are");        \
+    result->is_ours = false;                                                               \
+    return result;                                                                         \
   }
   TRIB_PMPI(TRIB_LOOK_UP)
 #undef TRIB_LOOK_UP
@@ -223,7 +224,7 @@ const Library& find_library() {
 }
 
 void* Library::find(const char* function) const {
-  return handle ? dlsym(handle, function) : nullptr;
+  return handle ? look_up_in(handle, function) : nullptr;
 }
 
 int Library::call_with(Entry entry, std::span<const Word> words) const {
@@ -254,27 +255,50 @@ int Library::missing(Entry entry) {
   return MPI_ERR_OTHER;
 }
 
-std::string what_passes_by() {
-  Dl_info ours{}, program{};
+namespace {
+
+/// The file that `name` leads to instead of this library, empty if it leads here.
+std::string elsewhere(const char* name) {
+  Dl_info ours{}, program{}, its{};
   dladdr(&found_library, &ours);
   dladdr(reinterpret_cast<void*>(getauxval(AT_ENTRY)), &program);
+  void* const function = dlsym(RTLD_DEFAULT, name);
+  const ElfW(Sym)* symbol = nullptr;
+  if (!function ||
+      dladdr1(function, &its, const_cast<void**>(reinterpret_cast<const void**>(&symbol)),
+              RTLD_DL_SYMENT) == 0)
+    return {};  // all is private, as in a module of Python
+  if (its.dli_fbase == ours.dli_fbase) return {};
+  // A program may have an entry of its own for a function whose address it takes: not a definition.
+  if (its.dli_fbase == program.dli_fbase && symbol && symbol->st_shndx == SHN_UNDEF) return {};
+  return its.dli_fname;
+}
+
+}  // namespace
+
+std::string what_passes_by() {
+  Dl_info ours{};
+  dladdr(&found_library, &ours);
   for (const char* const name :
-       {"MPI_Start", "MPI_Wait", "MPI_Waitall", "MPI_Waitany", "MPI_Waitsome", "MPI_Test",
-        "MPI_Testall", "MPI_Testany", "MPI_Testsome"}) {
-    void* const function = dlsym(RTLD_DEFAULT, name);
-    Dl_info its{};
-    const ElfW(Sym)* symbol = nullptr;
-    if (!function ||
-        dladdr1(function, &its, const_cast<void**>(reinterpret_cast<const void**>(&symbol)),
-                RTLD_DL_SYMENT) == 0)
-      continue;  // all is private, as in a module of Python
-    if (its.dli_fbase == ours.dli_fbase) continue;
-    // A program may have an entry of its own for a function whose address it takes: not a
-    // definition.
-    if (its.dli_fbase == program.dli_fbase && symbol && symbol->st_shndx == SHN_UNDEF) continue;
-    return std::string(name) + " leads to " + its.dli_fname + " instead of " + ours.dli_fname;
-  }
+       {"MPI_Start", "MPI_Startall", "MPI_Wait", "MPI_Waitall", "MPI_Waitany", "MPI_Waitsome",
+        "MPI_Test", "MPI_Testall", "MPI_Testany", "MPI_Testsome", "MPI_Request_free",
+        "MPI_Request_get_status",
+#if TRIB_MPI_STATUS_LISTS
+        "MPI_Request_get_status_all", "MPI_Request_get_status_any", "MPI_Request_get_status_some",
+#endif
+        "MPI_Cancel"})
+    if (const std::string file = elsewhere(name); !file.empty())
+      return std::string(name) + " leads to " + file + " instead of " + ours.dli_fname;
   return {};
+}
+
+std::uint32_t which_set_up() {
+  std::uint32_t mask = 0;
+  for (const char* const name :
+       {"MPI_Barrier", "MPI_Comm_dup", "MPI_Comm_dup_with_info", "MPI_Comm_split",
+        "MPI_Comm_split_type", "MPI_Comm_create", "MPI_Cart_create", "MPI_Cart_sub"})
+    mask = mask << 1 | static_cast<std::uint32_t>(elsewhere(name).empty());
+  return mask;
 }
 
 void check_is_in_front() {
@@ -286,7 +310,7 @@ void* predefined(const char* symbol) {
   // The program may hold the object (a copy relocation), and then the MPI uses that one too. Only
   // an MPI that was loaded privately is not found this way.
   void* address = dlsym(RTLD_DEFAULT, symbol);
-  return address ? address : dlsym(library().handle, symbol);
+  return address ? address : look_up_in(library().handle, symbol);
 }
 
 bool is_error_in_status(int status) {

@@ -108,6 +108,9 @@ inline const Library& library() {
   return found ? *found : find_library();
 }
 
+/// What the loader finds in an object. For the MPI's own functions, which dlsym() hides:
+/// lookup.cpp.
+void* look_up_in(void* handle, const char* symbol);
 /// Where `symbol` is defined in what is loaded, but for this library: dlsym(RTLD_NEXT) does not see
 /// what came with RTLD_LOCAL, as modules of Python do. Slow.
 std::vector<void*> definitions_of(const char* symbol);
@@ -125,6 +128,8 @@ bool is_asked_for_many_ranks();
 std::string what_passes_by();
 /// Throws Error if that is not empty.
 void check_is_in_front();
+/// Of the functions in which communicators are set up, a bit each: whether calls of them are seen.
+std::uint32_t which_set_up();
 
 /// No result of any function. Where one leaves it as it was, it has refused the call: MPICH 5.0.2
 /// returns MPI_SUCCESS all the same once an error handler of the program's own has returned.

@@ -82,39 +82,45 @@ const void* object_of(const void* address) {
 /// Whether `function` is the MPI's: of the family that this library is for, and defined beside its
 /// PMPI_ name. Tools define one without the other, and what another namespace of dlmopen() holds is
 /// not found here.
-bool is_of_mpi(Dlsym& real, const char* name, const void* function) {
+bool is_of_mpi(const char* name, const void* function) {
   Dl_info its{};
   if (dladdr(function, &its) == 0 || its.dli_fname == nullptr) return false;
   void* const object = dlopen(its.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
   if (object == nullptr) return false;
   const std::string profiling = (name[0] == 'M' ? "P" : "p") + std::string(name);
-  const void* const below = real(object, profiling.c_str());
+  const void* const below = look_up_in(object, profiling.c_str());
   const bool result = below != nullptr && object_of(below) == its.dli_fbase &&
-                      real(object, name) == function && is_our_family(object, its.dli_fname);
+                      look_up_in(object, name) == function && is_our_family(object, its.dli_fname);
   dlclose(object);
   return result;
 }
 
 }  // namespace
+
+void* look_up_in(void* handle, const char* symbol) {
+  return (trib_real_dlsym != nullptr ? trib_real_dlsym : trib_find_dlsym())(handle, symbol);
+}
+
 }  // namespace trib::mpi
 
 extern "C" [[gnu::visibility("hidden"), gnu::used]] void* trib_look_up(void* handle,
                                                                        const char* name) {
   using namespace trib::mpi;
-  Dlsym* const real = trib_real_dlsym != nullptr ? trib_real_dlsym : trib_find_dlsym();
-  void* const found = real(handle, name);
+  void* const found = look_up_in(handle, name);
   if (found == nullptr ||
       (std::strncmp(name, "MPI_", 4) != 0 && std::strncmp(name, "mpi_", 4) != 0))
     return found;
   const int error = errno;
   // Another library in front of this one has the last word, as in programs that are linked.
-  void* const ours = real(RTLD_DEFAULT, name);
+  void* const ours = trib_real_dlsym(RTLD_DEFAULT, name);
   const bool is_ours =
       ours != nullptr && ours != found &&
       object_of(ours) == object_of(reinterpret_cast<const void*>(&trib_real_dlsym)) &&
-      is_of_mpi(*real, name, found);
+      is_of_mpi(name, found);
   dlerror();  // what was asked for was found
   errno = error;
   return is_ours ? ours : found;
 }
+#else
+void* trib::mpi::look_up_in(void* handle, const char* symbol) { return dlsym(handle, symbol); }
 #endif

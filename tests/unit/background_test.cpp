@@ -485,9 +485,17 @@ TEST(Background, WhoeverFormsASumRoundsAsItsCallerDoes) {
       const long double f80[] = {1, 1e-60L}, f80_above = std::nextafter(1.0L, 2.0L);
       EXPECT_EQ(sum_by_another_thread(Dtype::f80, f80, round_up, first, is_persistent),
                 (std::vector{f80_above, f80_above}));
+#if defined(__x86_64__) || defined(__aarch64__)
+    // Denormal numbers are taken, and given, as zero.
 #if defined(__x86_64__)
-      // Denormal numbers are taken, and given, as zero.
       const auto flush = [] { _mm_setcsr(_mm_getcsr() | 0x8040); };
+#else
+      const auto flush = [] {
+        std::uint64_t control = 0;
+        asm volatile("mrs %0, fpcr" : "=r"(control));
+        asm volatile("msr fpcr, %0" : : "r"(control | 1u << 24));
+      };
+#endif
       const double denormal[] = {1e-310, 1e-310};
       EXPECT_EQ(sum_by_another_thread(Dtype::f64, denormal, flush, first, is_persistent),
                 (std::vector{0.0, 0.0}));
