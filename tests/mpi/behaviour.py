@@ -455,6 +455,15 @@ def tool_in_front(context: Context) -> None:
     expect("nonblocking, and MPI_Wait leads elsewhere" in result.output, result)
     result = context.run(2, [context.program("communicators")], preload=preload)
     expect(result.status == 0 and "MPI_Wait" not in result.output, result)
+    # It takes no wait, but starts and frees.
+    preload = f"{context.programs}/libmpi_tool_starts_{context.suffix}.so:{context.mpi.preload}"
+    result = context.run(3, [context.program("starts")], preload=preload)
+    expect(result.status == 0 and result.output.count("MPI_Startall leads to") == 1, result)
+    # On one rank only it takes what communicators are set up in.
+    preload = f"{context.programs}/libmpi_tool_dup_{context.suffix}.so:{context.mpi.preload}"
+    program = [context.program("communicators")]
+    result = context.run(1, ["env", f"LD_PRELOAD={preload}", *program], also=[program], timeout=40)
+    expect(result.status == 0, result)
 
 
 def without_folder(context: Context) -> None:
