@@ -43,8 +43,10 @@ bool wait_for(MPI_Request& request, double timeout, const std::function<void()>&
   using Clock = std::chrono::steady_clock;
   constexpr auto kLookInterval = std::chrono::milliseconds(100);
   const Library& mpi = library();
-  const auto start = Clock::now();
-  auto looked_at = start;
+  // As in Communicator::wait_until(): what passes while the process is stopped does not count.
+  constexpr auto kLongestGap = std::chrono::seconds(1);
+  auto start = Clock::now();
+  auto last = start, looked_at = start;
   for (;;) {
     int done = 0;
     check(mpi.Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
@@ -52,6 +54,8 @@ bool wait_for(MPI_Request& request, double timeout, const std::function<void()>&
     Background::progress_all();  // a rank that we wait for may be waiting for one of our tasks
     sched_yield();
     const auto now = Clock::now();
+    if (const auto gap = now - std::exchange(last, now); gap > kLongestGap)
+      start += gap - kLongestGap;
     if (timeout > 0 && std::chrono::duration<double>(now - start).count() > timeout) return false;
     if (!look || now - looked_at < kLookInterval) continue;
     looked_at = now;

@@ -202,6 +202,10 @@ def time_limit(context: Context) -> None:
         env = {"TRIB_TIMEOUT": "1"}
         result = context.run(ranks, [context.program("errors"), case], env=env, timeout=40)
         expect(result.status == 0, result)
+    if context.mpi.name == "mpich":  # nothing depends on the MPI
+        env = {"TRIB_TIMEOUT": "2"}
+        result = context.run(3, [context.program("stopped")], env=env, timeout=40)
+        expect(result.status == 0 and "stopped ranks checked" in result.output, result)
 
 
 def killed(context: Context) -> None:
