@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/log.hpp"
+#include "base/patience.hpp"
 #include "comm/communicator.hpp"
 #include "comm/suspects.hpp"
 
@@ -89,11 +90,8 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   /// need a message that only it can take from the MPI.
   constexpr auto kFirstNap = std::chrono::microseconds(50);
   constexpr auto kLongestNap = std::chrono::microseconds(2000);
-  /// Time between two looks counts up to this: in what is longer the process was stopped, as a
-  /// whole job may be, and nobody was waited for.
-  constexpr auto kLongestGap = std::chrono::seconds(1);
-  auto since = Clock::now();
-  auto looked_at = since, alive_at = since;
+  auto alive_at = Clock::now();
+  Patience patience(alive_at);
   std::pair<int, std::uint64_t> stood{-1, 0};  // whom it waited for since then, and where
   const bool may_peers_sleep = group_.is_crowded && !is_devices;
   const int polls = group_.is_crowded ? 1 : kPollsPerYield;
@@ -116,9 +114,7 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
     if (is_napping || round % 64 == 0) {
       const auto now = Clock::now();
       const std::pair<int, std::uint64_t> stands{peer, where()};
-      if (const auto gap = now - std::exchange(looked_at, now); gap > kLongestGap)
-        since += gap - kLongestGap;
-      if (std::exchange(stood, stands) != stands) since = now;
+      if (std::exchange(stood, stands) != stands) patience.restart(now);
       try {
         diagnose(peer);
         if (now - alive_at > kAliveInterval) {
@@ -126,7 +122,7 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
           check_alive(peer);
           check_all_alive(now);
         }
-        check_time(peer, std::chrono::duration<double>(now - since).count());
+        check_time(peer, patience.look(now));
       } catch (const Error&) {
         const int still = step(polls);
         if (still == Background::kDone) return;

@@ -18,6 +18,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/patience.hpp"
 #include "comm/background.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
@@ -43,10 +44,8 @@ bool wait_for(MPI_Request& request, double timeout, const std::function<void()>&
   using Clock = std::chrono::steady_clock;
   constexpr auto kLookInterval = std::chrono::milliseconds(100);
   const Library& mpi = library();
-  // As in Communicator::wait_until(): what passes while the process is stopped does not count.
-  constexpr auto kLongestGap = std::chrono::seconds(1);
-  auto start = Clock::now();
-  auto last = start, looked_at = start;
+  auto looked_at = Clock::now();
+  Patience patience(looked_at);
   for (;;) {
     int done = 0;
     check(mpi.Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
@@ -54,9 +53,8 @@ bool wait_for(MPI_Request& request, double timeout, const std::function<void()>&
     Background::progress_all();  // a rank that we wait for may be waiting for one of our tasks
     sched_yield();
     const auto now = Clock::now();
-    if (const auto gap = now - std::exchange(last, now); gap > kLongestGap)
-      start += gap - kLongestGap;
-    if (timeout > 0 && std::chrono::duration<double>(now - start).count() > timeout) return false;
+    const double waited = patience.look(now);
+    if (timeout > 0 && waited > timeout) return false;
     if (!look || now - looked_at < kLookInterval) continue;
     looked_at = now;
     look();

@@ -61,12 +61,15 @@ extern "C" {
 
 [[gnu::visibility("hidden"), gnu::used]] Dlsym* trib_find_dlsym() {
   // As it is called since glibc 2.34, and before.
-  for (const char* const version : {"GLIBC_2.34", "GLIBC_2.2.5"})
-    if (void* const found = dlvsym(RTLD_NEXT, "dlsym", version)) {
-      trib_real_dlsym = reinterpret_cast<Dlsym*>(found);
-      break;
-    }
-  return trib_real_dlsym;
+  constexpr const char* kVersions[] = {"GLIBC_2.34", "GLIBC_2.2.5"};
+  void* found = nullptr;
+  for (const char* const version : kVersions)
+    if (!found) found = dlvsym(RTLD_NEXT, "dlsym", version);
+  // A program may be linked with this library behind the C library.
+  if (void* const libc = found ? nullptr : dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD))
+    for (const char* const version : kVersions)
+      if (!found) found = dlvsym(libc, "dlsym", version);
+  return trib_real_dlsym = reinterpret_cast<Dlsym*>(found);
 }
 
 }  // extern "C"

@@ -465,8 +465,7 @@ Decline why_passed_by(const Member& member) {
       "nonblocking and persistent reductions are left to the MPI, as waits for them would not "
       "be seen: " +
           (is_job_mixed() ? "some ranks of this job have begun MPI in Fortran and some in C, or "
-                            "call MPI_Barrier, "
-                            "MPI_Comm_dup or the like by way of something else"
+                            "call MPI_Barrier, MPI_Comm_dup or the like by way of something else"
            : here.empty() ? "on another rank MPI_Wait or its like leads elsewhere"
                           : here));
   return Decline::passed_by;
