@@ -307,7 +307,14 @@ void StreamCommunicator::launch(Work work, Stream stream) {
     work.arguments.is_captured = device_->is_capturing(stream);
     // When a graph is launched, and how often it was captured, is not seen here.
     if (!work.arguments.is_captured) announce(work.arguments.signature);
-    if (work.program != nullptr) work.program->launch(work.arguments);
+    if (work.program == nullptr) return;
+    try {
+      work.program->launch(work.arguments);
+    } catch (const Error& error) {
+      // The capture has failed, and no peer waits for what would have been in its graph.
+      if (work.arguments.is_captured) throw Error(Code::argument, error.what());
+      throw;
+    }
   });
 }
 
@@ -383,13 +390,20 @@ void StreamCommunicator::check() {
 
 /// Throws Error if something is wrong that nobody has seen yet.
 void StreamCommunicator::look() {
+  look_at_words();
+  // Last, and without the lock, which abort() needs: the driver may be busy with a call of another
+  // thread that waits for a kernel, which a peer that is gone would never end.
+  if (size_ > 1) device_->check_stream();
+}
+
+void StreamCommunicator::look_at_words() {
   const std::lock_guard lock(state_mutex_);
   if (failure_ || size_ == 1) return;
   // Who gives up says why on the host before it does so on devices: so a look there comes later,
   // and has the word.
   std::optional<Error> of_device;
   try {
-    device_->check();
+    device_->check_result();
   } catch (const Error& error) {
     of_device = error;
   }

@@ -363,10 +363,15 @@ class DeviceChannel {
   /// Memory of the device, filled with some value. Throws Error.
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void free(void* pointer) noexcept = 0;
-  /// Whether calls on the stream become part of a graph, and are made when that is launched.
+  /// Whether calls on the stream become part of a graph, and are made when that is launched. Throws
+  /// Error(Code::argument) if the stream takes none, as its capture has failed.
   virtual bool is_capturing(Stream stream) const = 0;
-  /// Throws Error if what was enqueued has failed. Never blocks.
-  virtual void check() = 0;
+  /// Throws Error if a kernel that was enqueued has ended without its data. Asks the device's words
+  /// in host memory only.
+  virtual void check_result() const = 0;
+  /// Throws Error if a kernel cannot end any more. Asks the driver, which may be busy with another
+  /// thread's call that waits for a kernel.
+  virtual void check_stream() = 0;
   /// Until what was enqueued is done. Throws Error if it failed.
   virtual void drain() = 0;
 };

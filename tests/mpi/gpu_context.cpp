@@ -45,7 +45,7 @@ int main(int argc, char** argv) {
       count == 0)
     skip("no GPU here");
   CHECK(call("cuDeviceGet", &device, rank % count) == 0, "no device");
-  void *context = nullptr, *popped = nullptr;
+  void *context = nullptr, *popped = nullptr, *const nothing = nullptr;
   constexpr int kCount = 5000;
   constexpr std::size_t kBytes = kCount * sizeof(float);
   std::vector<float> host(kCount);
@@ -86,6 +86,25 @@ int main(int argc, char** argv) {
   in_context(context, [&] {
     for (float* const memory : {in, out}) CHECK(call("cuMemFree_v2", address(memory)) == 0, "");
   });
+  if (stand_in == nullptr) {  // which has no pools: of their memory the driver names no context
+    in_context(context, [&] {
+      for (float** memory : {&in, &out})
+        CHECK(call("cuMemAllocAsync", memory, kBytes, nothing) == 0, "");
+      host.assign(kCount, static_cast<float>(rank + 1));
+      CHECK(call("cuMemcpy", address(in), address(host.data()), kBytes) == 0, "");
+    });
+    MPI_Allreduce(in, out, kCount, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Bcast(out, kCount, MPI_FLOAT, 0, MPI_COMM_WORLD);  // the MPI's own
+    in_context(context, [&] {
+      CHECK(call("cuMemcpy", address(host.data()), address(out), kBytes) == 0, "");
+      for (float* const memory : {in, out})
+        CHECK(call("cuMemFreeAsync", address(memory), nothing) == 0, "");
+      CHECK(call("cuCtxSynchronize") == 0, "");
+    });
+    for (const float found : host)
+      CHECK(found == static_cast<float>(size * (size + 1) / 2), "of a pool: %g",
+            static_cast<double>(found));
+  }
   if (rank == 0) std::printf("a context of the program's checked\n");
   MPI_Finalize();
 }

@@ -4,6 +4,7 @@
 // gpu_stream_requests.cpp has the persistent form. "thorough" has more replays, and more than 2^31
 // elements, which takes 5 GiB of each rank.
 #include <bit>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -517,6 +518,37 @@ void errors(trib_comm* comm) {
         last_error().c_str());
 }
 
+/// On one rank, or on all, a capture has failed before a call comes to it: the call is refused, and
+/// the communicator is as good as before.
+void in_a_capture_that_failed(trib_comm* comm) {
+  constexpr std::size_t kCount = 1000;
+  Stream stream;
+  Buffer in(kCount), out(kCount);
+  Gpu& gpu = Gpu::get();
+  for (int round = 0; round <= size; ++round) {  // the last one: all ranks
+    void* graph = nullptr;
+    const auto call = [&] {
+      return API(trib_allreduce)(in.data, out.data, kCount, TRIB_FLOAT32, TRIB_SUM, comm,
+                                 stream.handle);
+    };
+    if (round == rank || round == size) {
+      CHECK(gpu.call("cuStreamBeginCapture_v2", stream.handle, 0) == 0, "no capture");
+      CHECK(gpu.call("cuStreamSynchronize", stream.handle) != 0, "a capture that was waited for");
+      CHECK(call() == TRIB_ERROR_ARGUMENT, "%s", last_error().c_str());
+      CHECK(last_error() == "the stream's capture has failed before this call", "%s",
+            last_error().c_str());
+      CHECK(gpu.call("cuStreamEndCapture", stream.handle, &graph) != 0, "a capture that failed");
+    }
+    trib_result found = TRIB_ERROR_INTERNAL;
+    CHECK(API(trib_comm_query)(comm, &found) == TRIB_SUCCESS && found == TRIB_SUCCESS, "%s",
+          last_error().c_str());
+    in.fill(round);
+    CHECK(call() == TRIB_SUCCESS, "%s", last_error().c_str());
+    stream.wait();
+    expect(out, 0, kCount, round, "behind a capture that failed");
+  }
+}
+
 /// Calls that differ between the ranks: each rank hears what the others have called, and nobody
 /// waits any longer. `behind`: calls that follow, on all ranks alike.
 template <class Wrong>
@@ -574,6 +606,42 @@ void disagreements() {
                  return API(trib_allreduce)(in, out, is_odd ? 0 : 1000, TRIB_FLOAT32, TRIB_SUM,
                                             comm, stream);
                });
+}
+
+/// Rank 0 does not come, which the others see and end, each in one thread, though the driver is
+/// busy with what others of its threads have asked for, which waits for the kernel.
+void abort_beside_a_busy_driver(trib_comm* comm) {
+  constexpr std::size_t kCount = 1000;
+  Stream stream;
+  Buffer in(kCount), out(kCount);
+  Gpu& gpu = Gpu::get();
+  if (rank != 0) {
+    void* context = nullptr;
+    CHECK(gpu.call("cuCtxGetCurrent", &context) == 0, "");
+    CHECK(API(trib_allreduce)(in.data, out.data, kCount, TRIB_FLOAT32, TRIB_SUM, comm,
+                              stream.handle) == TRIB_SUCCESS,
+          "%s", last_error().c_str());
+    std::vector<std::thread> threads;
+    const auto start = [&](auto&& body) {
+      threads.emplace_back([context, body, &gpu] {
+        CHECK(gpu.call("cuCtxSetCurrent", context) == 0, "");
+        body();
+      });
+    };
+    start([&] { CHECK(gpu.call("cuCtxSynchronize") == 0, "the context"); });
+    start([&] { gpu.free(gpu.allocate(64 << 20)); });
+    start([&] {
+      trib_result found = TRIB_SUCCESS;
+      while (found == TRIB_SUCCESS) CHECK(API(trib_comm_query)(comm, &found) == TRIB_SUCCESS, "");
+    });
+    usleep(100000);
+    const auto before = std::chrono::steady_clock::now();
+    CHECK(API(trib_comm_abort)(comm) == TRIB_SUCCESS, "%s", last_error().c_str());
+    for (std::thread& thread : threads) thread.join();
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - before;
+    CHECK(taken.count() < 20, "the abort took %g s", taken.count());
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
 }
 
 /// Rank 0 aborts while the others wait for it on the device.
@@ -634,6 +702,8 @@ int main(int argc, char** argv) {
     passed("destroyed in a replay");
     for (const int mode : {1, 0}) destroyed_beside_a_capture(mode);  // a thread's, or any
     passed("destroyed beside a capture");
+    in_a_capture_that_failed(comm);
+    passed("in a capture that failed");
   }
   if (size > 1) disagreements();
   passed("ranks that disagree");
@@ -646,6 +716,11 @@ int main(int argc, char** argv) {
         last_error().c_str());
   if (size > 1) abort_ends_waiting(second);
   API(trib_comm_destroy)(second);
+  CHECK(API(trib_comm_create)(&second, rank, size, exchange, nullptr) == TRIB_SUCCESS, "%s",
+        last_error().c_str());
+  if (size > 1) abort_beside_a_busy_driver(second);
+  API(trib_comm_destroy)(second);
+  passed("aborts");
   all_collectives(comm);
   CHECK(API(trib_comm_destroy)(comm) == TRIB_SUCCESS, "%s", last_error().c_str());
   if (rank == 0) std::printf("stream-ordered calls checked\n");

@@ -351,7 +351,7 @@ void Simulation::let_go(int gpu) {
 
 bool Simulation::has_error(int rank) const {
   try {
-    channels_[static_cast<std::size_t>(rank)]->check();
+    channels_[static_cast<std::size_t>(rank)]->check_result();
     return false;
   } catch (const Error&) {
     return true;

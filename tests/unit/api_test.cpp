@@ -34,9 +34,13 @@ struct Launched {
   std::vector<std::size_t> chunk_begin;
 };
 std::array<Launched, kRanks> launched;
-int out_of_memory_on = -1;         ///< a rank
-int without_kernels = -1;          ///< a rank, whose device refuses to load any
-bool are_kernels_waiting = false;  ///< until somebody ends them
+int out_of_memory_on = -1;                ///< a rank
+int without_kernels = -1;                 ///< a rank, whose device refuses to load any
+int refused_on = -1;                      ///< a rank, whose device refuses to launch any
+bool are_kernels_waiting = false;         ///< until somebody ends them
+bool is_captured = false;                 ///< every stream
+std::atomic<bool> is_driver_busy{false};  ///< until somebody ends the kernels
+std::atomic<bool> is_driver_asked{false};
 
 class StandInProgram final : public trib::Program, trib::Operation {
  public:
@@ -44,6 +48,7 @@ class StandInProgram final : public trib::Program, trib::Operation {
   std::size_t fit(bool) const override { return 1 << 20; }
   trib::Operation& launch(const trib::Arguments& arguments) override {
     if (out_of_memory_on == rank_) throw std::bad_alloc();
+    if (refused_on == rank_) throw trib::Error(trib::Code::device, "the kernel was refused");
     launched[static_cast<std::size_t>(rank_)] = {
         arguments, {arguments.chunk_begin, arguments.chunk_begin + arguments.chunks + 1}};
     return *this;
@@ -71,13 +76,20 @@ class StandInChannel final : public trib::DeviceChannel {
   int max_blocks() const override { return 16; }
   void* allocate(std::size_t) override { return nullptr; }
   void free(void*) noexcept override {}
-  bool is_capturing(trib::Stream) const override { return false; }
-  void check() override {
+  bool is_capturing(trib::Stream) const override { return is_captured; }
+  void check_result() const override {
     if (is_over_) throw trib::Error(trib::Code::peer, "a peer gave up");
+  }
+  void check_stream() override {
+    is_driver_asked = true;
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (is_driver_busy && !is_over_ && std::chrono::steady_clock::now() < limit)
+      std::this_thread::yield();
+    EXPECT_TRUE(!is_driver_busy || is_over_) << "nobody has ended the kernels";
   }
   void drain() override {
     while (are_kernels_waiting && !is_over_) std::this_thread::yield();
-    check();
+    check_result();
   }
 
  private:
@@ -173,8 +185,8 @@ class StreamRanks : public testing::Test {
  protected:
   void SetUp() override {
     has_stand_in = true;
-    out_of_memory_on = without_kernels = -1;
-    are_kernels_waiting = false;
+    out_of_memory_on = without_kernels = refused_on = -1;
+    are_kernels_waiting = is_captured = is_driver_busy = is_driver_asked = false;
     launched = {};
     as_threads([this](int rank) {
       EXPECT_EQ(trib_comm_create(&comms[rank], rank, kRanks, Meeting::exchange, &seats[rank]),
@@ -456,6 +468,42 @@ TEST_F(StreamRanks, AKernelThatIsNotLoadedIsTheEndOfTheCommunicator) {
   EXPECT_EQ(error, TRIB_ERROR_PEER);
   EXPECT_NE(std::string(trib_last_error()).find("no room for kernels"), std::string::npos)
       << trib_last_error();
+}
+
+TEST_F(StreamRanks, ALaunchThatIsRefusedInACaptureIsNotTheEnd) {
+  ASSERT_EQ(allreduce(0, 5), TRIB_SUCCESS);
+  is_captured = true;
+  refused_on = 1;
+  EXPECT_EQ(allreduce(1, 5), TRIB_ERROR_ARGUMENT);
+  EXPECT_STREQ(trib_last_error(), "the kernel was refused");
+  is_captured = false;
+  trib_result error = TRIB_ERROR_INTERNAL;
+  for (trib_comm* const comm : comms) {
+    EXPECT_EQ(trib_comm_query(comm, &error), TRIB_SUCCESS);
+    EXPECT_EQ(error, TRIB_SUCCESS) << trib_last_error();
+  }
+  EXPECT_EQ(allreduce(1, 5), TRIB_ERROR_DEVICE) << "which peers would wait for";
+}
+
+TEST_F(StreamRanks, WhoAsksTheDriverHoldsUpNoAbort) {
+  is_driver_busy = true;
+  std::thread asks([this] {
+    trib_result error = TRIB_SUCCESS;
+    EXPECT_EQ(trib_comm_query(comms[0], &error), TRIB_SUCCESS);
+    EXPECT_EQ(error, TRIB_ERROR_UNUSABLE) << trib_last_error();
+  });
+  while (!is_driver_asked) std::this_thread::yield();
+  EXPECT_EQ(trib_comm_abort(comms[0]), TRIB_SUCCESS);
+  asks.join();
+}
+
+TEST_F(StreamRanks, WhoAsksTheDriverHasAskedThePeers) {
+  EXPECT_EQ(trib_comm_abort(comms[1]), TRIB_SUCCESS);
+  is_driver_busy = true;
+  trib_result error = TRIB_SUCCESS;
+  EXPECT_EQ(trib_comm_query(comms[0], &error), TRIB_SUCCESS);
+  EXPECT_EQ(error, TRIB_ERROR_PEER) << trib_last_error();
+  EXPECT_FALSE(is_driver_asked);
 }
 
 TEST_F(StreamRanks, WhoDestroysHearsWhatWasKnown) {

@@ -94,7 +94,8 @@ class StandInChannel final : public DeviceChannel {
   void* allocate(std::size_t) override { return nullptr; }
   void free(void*) noexcept override {}
   bool is_capturing(Stream) const override { return false; }
-  void check() override {}
+  void check_result() const override {}
+  void check_stream() override {}
   void drain() override {}
 
  private:

@@ -94,7 +94,8 @@ class NoChannel final : public DeviceChannel {
   }
   void free(void* pointer) noexcept override { std::free(pointer); }
   bool is_capturing(Stream) const override { return false; }
-  void check() override {}
+  void check_result() const override {}
+  void check_stream() override {}
   void drain() override {}
 
  private:

@@ -147,12 +147,8 @@ bool Channel::open_on_host(const Config& config, std::string& why) {
   std::string trouble;
   try {
     const Current current(context_);
-    const CUresult result = driver_.cuMemHostRegister_(
-        segment_->of(0), segment_->bytes_per_rank() * static_cast<std::size_t>(size_),
-        CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
-    is_registered_ = result == CUDA_SUCCESS;
-    if (result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)  // by a thread of this process
-      cuda::check(result, "cannot pin shared memory");
+    pinned_ = Pinned::of(segment_->of(0),
+                         segment_->bytes_per_rank() * static_cast<std::size_t>(size_), context_id_);
     for (int rank = 0; rank < size_; ++rank)
       cuda::check(driver_.cuMemHostGetDevicePointer_(&inboxes_[static_cast<std::size_t>(rank)],
                                                      segment_->of(rank), 0),
@@ -305,6 +301,7 @@ void Channel::release() noexcept {
     if (doorbell_ != nullptr) driver_.cuMemFreeHost_(doorbell_);
   } catch (const Error&) {
     // The context is gone, and all of this with it, but for what a peer of this process has.
+    pinned_.reset();
     direct_.reset();
   }
   // No kernel uses what these have mapped any more.
@@ -315,8 +312,7 @@ void Channel::release() noexcept {
 
 void Channel::release_inboxes() {
   const Current current(context_);
-  if (is_registered_) driver_.cuMemHostUnregister_(segment_->of(0));
-  is_registered_ = false;
+  pinned_.reset();
   std::fill(inboxes_.begin(), inboxes_.end(), 0);
   direct_.reset();
 }
@@ -403,14 +399,13 @@ void Channel::poison(const Error&) noexcept {
 bool Channel::is_capturing(Stream stream) const {
   const Current current(context_id_);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  cuda::check(driver_.cuStreamIsCapturing_(static_cast<CUstream>(stream), &status),
-              "cannot look at the stream");
+  // Nothing was begun: the communicator is as good as before.
+  if (const CUresult result = driver_.cuStreamIsCapturing_(static_cast<CUstream>(stream), &status);
+      result != CUDA_SUCCESS)
+    throw Error(Code::argument, "cuda: cannot use the stream: " + cuda::describe(result));
+  if (status == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
+    throw Error(Code::argument, "the stream's capture has failed before this call");
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-void Channel::check() {
-  check_stream();
-  check_result();
 }
 
 void Channel::check_result() const {
@@ -429,7 +424,8 @@ void Channel::drain() {
   if (is_enqueued_) cuda::check(driver_.cuEventSynchronize_(last_), "a kernel failed");
   // What is replayed is on streams that only the program knows.
   if (graphs_.any(kSoonGone)) cuda::check(driver_.cuCtxSynchronize_(), "a kernel failed");
-  check();
+  check_stream();
+  check_result();
 }
 
 bool Channel::is_aborted() const {

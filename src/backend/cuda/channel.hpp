@@ -16,6 +16,7 @@
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/launch.hpp"
 #include "backend/cuda/peer_memory.hpp"
+#include "backend/cuda/pinned.hpp"
 #include "backend/cuda/queue.hpp"
 #include "backend/cuda/repeats.hpp"
 #include "backend/cuda/sharing.hpp"
@@ -60,7 +61,8 @@ class Channel final : public trib::DeviceChannel {
   void* allocate(std::size_t bytes) override;
   void free(void* pointer) noexcept override;
   bool is_capturing(Stream stream) const override;
-  void check() override;
+  void check_result() const override;
+  void check_stream() override;
   void drain() override;
 
  private:
@@ -106,10 +108,6 @@ class Channel final : public trib::DeviceChannel {
   /// Looks so many times whether the kernel of this number, the last one, has ended. Throws Error
   /// if it cannot any more, or did so without its data.
   bool await(std::uint64_t number, int polls);
-  /// Throws Error if the kernel under way cannot end any more.
-  void check_stream();
-  /// Throws Error if the kernel that has ended did so without its data.
-  void check_result() const;
   /// Another rank: the host cannot see whom a kernel waits for.
   int any_peer(std::uint64_t look) const;
 
@@ -124,7 +122,7 @@ class Channel final : public trib::DeviceChannel {
   std::vector<CUdeviceptr> inboxes_;    // zero: the rank has none
   std::unique_ptr<PeerMemory> direct_;  // where they are on the GPUs, or else ...
   std::unique_ptr<Segment> segment_;    // ... in host memory, ...
-  bool is_registered_ = false;          // ... pinned by this rank
+  std::shared_ptr<Pinned> pinned_;      // ... which is pinned
   CUdeviceptr counters_ = 0;
   Doorbell* doorbell_ = nullptr;            // the same address for host and device
   std::atomic<std::uint64_t> launches_{0};  // poison() looks from any thread

@@ -119,7 +119,9 @@ class Cuda final : public DeviceBackend {
 
   std::unique_ptr<Unsettled> unsettled(const void* pointer) const override {
     if (cuda::where(pointer) != Memory::device) return nullptr;
-    return cuda::unsettled(ContextId::of(context_of(pointer)));
+    const CUcontext context = context_of(pointer);
+    // Without one nobody can look. The copy itself comes behind its default stream, or fails.
+    return context != nullptr ? cuda::unsettled(ContextId::of(context)) : nullptr;
   }
 
   bool is_defined(Op op, Dtype dtype) const override {

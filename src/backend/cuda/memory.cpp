@@ -98,6 +98,38 @@ void make_synchronous(CUcontext context, const void* pointer, const Attributes& 
     wait_for_stream_of_thread();  // what was begun before is not like that
 }
 
+/// The context of each device that was used last: a thread without one may bring memory that has
+/// none, either (pools), and the program need not use the primary context.
+class Seen {
+ public:
+  void keep(int device, CUcontext context) {
+    if (device >= 0 && device < kDevices)
+      last_[static_cast<std::size_t>(device)].store(context, std::memory_order_relaxed);
+  }
+  /// Null: none that is still there.
+  CUcontext of(int device) const {
+    if (device < 0 || device >= kDevices) return nullptr;
+    const CUcontext last = last_[static_cast<std::size_t>(device)].load(std::memory_order_relaxed);
+    if (last == nullptr) return nullptr;
+    try {
+      const Current current(last);
+      CUdevice its = -1;  // another one's handle may be the same now
+      return driver()->cuCtxGetDevice_(&its) == CUDA_SUCCESS && its == device ? last : nullptr;
+    } catch (const Error&) {
+      return nullptr;  // gone
+    }
+  }
+
+ private:
+  static constexpr int kDevices = 64;
+  std::array<std::atomic<CUcontext>, kDevices> last_{};
+};
+
+Seen& seen() {
+  static auto& seen = *new Seen;  // never destroyed: programs may end late
+  return seen;
+}
+
 }  // namespace
 
 Memory where(const void* pointer) {
@@ -126,15 +158,20 @@ Memory where_in(const ContextId& context, const void* pointer, bool is_ordered) 
 
 CUcontext context_of(const void* pointer) {
   const Attributes attributes = attributes_of(pointer);
-  if (attributes.context != nullptr && attributes.type == CU_MEMORYTYPE_DEVICE)
+  if (attributes.context != nullptr && attributes.type == CU_MEMORYTYPE_DEVICE) {
+    seen().keep(attributes.device, attributes.context);
     return attributes.context;
+  }
   CUcontext current = nullptr;
   CUdevice device = -1;
   if (driver()->cuCtxGetCurrent_(&current) == CUDA_SUCCESS && current != nullptr &&
       driver()->cuCtxGetDevice_(&device) == CUDA_SUCCESS &&
-      (attributes.device < 0 || attributes.device == device))
+      (attributes.device < 0 || attributes.device == device)) {
+    seen().keep(device, current);
     return current;
+  }
   if (attributes.device < 0) return nullptr;
+  if (const CUcontext context = seen().of(attributes.device); context != nullptr) return context;
   unsigned flags = 0;
   int is_active = 0;
   if (driver()->cuDeviceGet_(&device, attributes.device) != CUDA_SUCCESS ||

@@ -492,6 +492,8 @@ bool Program::covers_input(const Arguments& arguments) const {
 
 Operation& Program::launch(const Arguments& arguments) {
   Launch& launch = launch_;
+  // Even if it fails: the host's numbers of runs are no longer the device's.
+  if (arguments.is_captured) channel_.is_captured_ = true;
   launch.slice = static_cast<std::uint32_t>(arguments.slice);
   launch.passes =
       static_cast<std::uint32_t>((arguments.longest + arguments.slice - 1) / arguments.slice);
@@ -620,7 +622,6 @@ void Program::start(const Arguments& arguments) {
     stream = static_cast<CUstream>(arguments.stream);
     if (arguments.is_captured) {
       channel_.graphs_.add(stream);
-      channel_.is_captured_ = true;
     } else {
       unsigned long long stream_id = 0;
       check(channel_.driver_.cuStreamGetId_(stream, &stream_id), "cannot look at the stream");
