@@ -41,8 +41,9 @@ enum class Decline : std::uint8_t {
   passed_by,        ///< not blocking, and waits for it may not come here
   of_session,       ///< not blocking, and may outlive the world
   unknown_devices,  ///< a GPU driver is loaded, and no module tells its memory from the host's
+  split,            ///< some ranks' reductions do not come here
 };
-inline constexpr int kDeclines = 14;
+inline constexpr int kDeclines = 15;
 const char* name(Decline reason);  ///< "user_operator"
 const char* text(Decline reason);  ///< "user-defined operator"
 

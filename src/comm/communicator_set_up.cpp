@@ -197,6 +197,7 @@ constexpr DeclineText kDeclineTexts[kDeclines] = {
     {"passed_by", "nonblocking, and MPI_Wait leads elsewhere"},
     {"of_session", "nonblocking, with a session open"},
     {"unknown_devices", "GPU driver loaded, and no module for it"},
+    {"split", "reductions lead elsewhere on some ranks"},
 };
 
 }  // namespace

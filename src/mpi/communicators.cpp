@@ -30,6 +30,9 @@ std::atomic<int> wanting;
 namespace {
 
 std::atomic<bool> is_mixed;
+/// In MPI_Init the ranks differed in which of their reductions come here: those that do would wait
+/// for those that do not.
+std::atomic<bool> is_split;
 
 /// A Freeing of this thread. Error handlers that jump out of the MPI leave dead ones behind: their
 /// frames have gone, or hold other things by now.
@@ -123,12 +126,13 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
     char failure[256];
     ProcessId process;
     bool is_passed_by, is_fortran, may_outlive_world, prints_stats;
-    std::uint32_t which_set_up;
+    std::uint32_t which_set_up, which_reduce;
   } mine = {};
   mine.process = ProcessId::of_this();
   mine.is_passed_by = !what_passes_by().empty();
   mine.is_fortran = is_begun_in_fortran;
   mine.which_set_up = which_set_up();
+  mine.which_reduce = which_reduce();
   mine.prints_stats = read_settings_once().config.stats;
   // Whose it is the MPI does not tell. But whoever has one of a session's has that session open.
   mine.may_outlive_world =
@@ -136,7 +140,7 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
   std::strncpy(mine.failure, read_settings_once().failure.c_str(), sizeof mine.failure - 1);
   std::vector<Report> all(static_cast<std::size_t>(bootstrap.size()));
   bootstrap.exchange(&mine, all.data(), sizeof mine);
-  member.is_passed_by = false;
+  member.is_passed_by = member.is_split = false;
   member.all_print_stats = true;
   std::vector<ProcessId> processes;
   for (const Report& report : all) {
@@ -144,11 +148,13 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
     const bool differs =
         report.is_fortran != mine.is_fortran || report.which_set_up != mine.which_set_up;
     if (differs && is_init_under_way()) is_mixed = true;
+    member.is_split = member.is_split || report.which_reduce != all[0].which_reduce;
     member.is_passed_by = member.is_passed_by || report.is_passed_by || differs;
     member.may_outlive_world = member.may_outlive_world || report.may_outlive_world;
     member.all_print_stats = member.all_print_stats && report.prints_stats;
   }
   member.is_passed_by = member.is_passed_by || member.may_outlive_world;
+  if (member.is_split && is_init_under_way()) is_split = true;
   bootstrap.know(std::move(processes));
   if (mine.failure[0]) throw Error(Code::argument, read_settings_once().failure);
   for (std::size_t rank = 0; rank < all.size(); ++rank)
@@ -210,6 +216,7 @@ void set_up(MPI_Comm comm, Member& member) {
                                                       config.timeout, member.exchanges);
       MpiBootstrap* const its_bootstrap = bootstrap.get();
       agree_on_settings(*bootstrap, member);
+      if (member.is_split) return;
       auto communicator =
           std::make_shared<Communicator>(std::move(bootstrap), config, is_amid_crowd.load());
       its_bootstrap->end_set_up();
@@ -219,6 +226,14 @@ void set_up(MPI_Comm comm, Member& member) {
       if (member.is_revoked) member.communicator->give_up(revocation(member));
     });
   });
+  if (member.is_split) {
+    member.declined = Decline::split;
+    if (member.rank == 0)
+      log_once(Config::Log::warn,
+               "reductions are left to the MPI: MPI_Allreduce or its like leads past Tributary on "
+               "some ranks, and not on others, by way of the program itself or of a tool");
+    return;
+  }
   if (member.communicator->is_crowded()) is_amid_crowd = true;
   if (const Decline* reason = member.communicator->declined()) member.declined = *reason;
 }
@@ -303,6 +318,7 @@ Member* look_up_member(MPI_Comm comm) {
   result->is_passed_by = is_mixed;  // as long as its ranks are not known
   result->declined = is_inter            ? Decline::intercommunicator
                      : result->size == 1 ? Decline::single_rank
+                     : is_split          ? Decline::split
                                          : Decline::not_set_up;
   return result;
 }

@@ -45,6 +45,7 @@ struct Member {
   /// On some rank, see what_passes_by(), or its ranks are mixed, see is_job_mixed(), or
   /// `may_outlive_world`: none are served.
   bool is_passed_by = false;
+  bool is_split = false;  ///< found when it was set up: reductions of some ranks do not come here
   /// A session was open on some rank when it was set up. Our requests are of MPI_COMM_SELF, and so
   /// end with the world; those on a session's communicator need not.
   bool may_outlive_world = false;

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -117,6 +118,11 @@ void warn_of_other(Family family, const std::string& path) {
 
 }  // namespace
 
+const void* object_of(const void* address) {
+  Dl_info info{};
+  return dladdr(address, &info) != 0 ? info.dli_fbase : nullptr;
+}
+
 std::vector<void*> definitions_of(const char* symbol) {
   Dl_info ours{};
   dladdr(&found_library, &ours);
@@ -160,6 +166,24 @@ bool is_asked_for_many_ranks() {
 
 namespace {
 
+/// What a tool behind this library has in place of the MPI's `original` of that PMPI_ name; null if
+/// there is none. An MPI would have the PMPI_ name as well, and another of these libraries the C
+/// API.
+void* of_tool_behind(const char* profiling_name, const void* original) {
+  void* const function = dlsym(RTLD_NEXT, profiling_name + 1);
+  Dl_info its{};
+  if (!function || dladdr(function, &its) == 0 || its.dli_fbase == object_of(original))
+    return nullptr;
+  void* const object = dlopen(its.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+  if (!object) return nullptr;
+  bool is_tool = true;
+  for (const char* const name : {profiling_name, "trib_comm_create"})
+    if (const void* const known = look_up_in(object, name))
+      is_tool = is_tool && object_of(known) != its.dli_fbase;
+  if (!is_tool) dlclose(object);  // otherwise it stays open: what is called must not go away
+  return is_tool ? function : nullptr;
+}
+
 std::unique_ptr<Library> load() {
   auto result = std::make_unique<Library>();
   Family family = Family::unknown;
@@ -189,8 +213,11 @@ std::unique_ptr<Library> load() {
   }
   if (!result->handle) return nullptr;
 
-  for (int entry = 0; entry < kEntries; ++entry)
+  for (int entry = 0; entry < kEntries; ++entry) {
     result->original[entry] = look_up_in(result->handle, kNames[entry]);
+    if (void* const mpis = result->original[entry])
+      if (void* const tool = of_tool_behind(kNames[entry], mpis)) result->original[entry] = tool;
+  }
   result->is_ours = family == kOurs;
   if (!result->is_ours) {
     warn_of_other(family, path);
@@ -292,13 +319,29 @@ std::string what_passes_by() {
   return {};
 }
 
-std::uint32_t which_set_up() {
+namespace {
+
+std::uint32_t which_come_here(std::initializer_list<const char*> names) {
   std::uint32_t mask = 0;
-  for (const char* const name :
-       {"MPI_Barrier", "MPI_Comm_dup", "MPI_Comm_dup_with_info", "MPI_Comm_split",
-        "MPI_Comm_split_type", "MPI_Comm_create", "MPI_Cart_create", "MPI_Cart_sub"})
+  for (const char* const name : names)
     mask = mask << 1 | static_cast<std::uint32_t>(elsewhere(name).empty());
   return mask;
+}
+
+}  // namespace
+
+std::uint32_t which_set_up() {
+  return which_come_here({"MPI_Barrier", "MPI_Comm_dup", "MPI_Comm_dup_with_info", "MPI_Comm_split",
+                          "MPI_Comm_split_type", "MPI_Comm_create", "MPI_Cart_create",
+                          "MPI_Cart_sub"});
+}
+
+std::uint32_t which_reduce() {
+  return which_come_here({"MPI_Allreduce", "MPI_Reduce", "MPI_Reduce_scatter",
+                          "MPI_Reduce_scatter_block", "MPI_Iallreduce", "MPI_Ireduce",
+                          "MPI_Ireduce_scatter", "MPI_Ireduce_scatter_block", "MPI_Allreduce_init",
+                          "MPI_Reduce_init", "MPI_Reduce_scatter_init",
+                          "MPI_Reduce_scatter_block_init"});
 }
 
 void check_is_in_front() {

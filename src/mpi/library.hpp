@@ -78,8 +78,10 @@ struct Library {
   /// Its handles and constants are those of this build. If not, only `original` may be used, with
   /// words as they came.
   bool is_ours = false;
-  void* handle = nullptr;         ///< for dlsym
-  void* original[kEntries] = {};  ///< PMPI_ functions; null where the MPI has none
+  void* handle = nullptr;  ///< for dlsym
+  /// PMPI_ functions, or what a tool behind this library, which is to see what goes to the MPI, has
+  /// in their place; null where the MPI has none.
+  void* original[kEntries] = {};
 #define TRIB_MEMBER(name) decltype(&PMPI_##name) name = nullptr;
   TRIB_PMPI(TRIB_MEMBER)
 #undef TRIB_MEMBER
@@ -111,6 +113,8 @@ inline const Library& library() {
 /// What the loader finds in an object. For the MPI's own functions, which dlsym() hides:
 /// lookup.cpp.
 void* look_up_in(void* handle, const char* symbol);
+/// Where the object begins that has the address; null if none has.
+const void* object_of(const void* address);
 /// Where `symbol` is defined in what is loaded, but for this library: dlsym(RTLD_NEXT) does not see
 /// what came with RTLD_LOCAL, as modules of Python do. Slow.
 std::vector<void*> definitions_of(const char* symbol);
@@ -130,6 +134,8 @@ std::string what_passes_by();
 void check_is_in_front();
 /// Of the functions in which communicators are set up, a bit each: whether calls of them are seen.
 std::uint32_t which_set_up();
+/// Of the reductions, likewise.
+std::uint32_t which_reduce();
 
 /// No result of any function. Where one leaves it as it was, it has refused the call: MPICH 5.0.2
 /// returns MPI_SUCCESS all the same once an error handler of the program's own has returned.

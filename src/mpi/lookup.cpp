@@ -77,11 +77,6 @@ extern "C" {
 namespace trib::mpi {
 namespace {
 
-const void* object_of(const void* address) {
-  Dl_info info{};
-  return dladdr(address, &info) != 0 ? info.dli_fbase : nullptr;
-}
-
 /// Whether `function` is the MPI's: of the family that this library is for, and defined beside its
 /// PMPI_ name. Tools define one without the other, and what another namespace of dlmopen() holds is
 /// not found here.
