@@ -51,8 +51,9 @@ struct Row {
 // those that lose least in either state. Slices of their Reduce: on an AMD EPYC (Zen 4) of 2 cores,
 // where the root folds one while the other rank copies the next. 17 to 32 ranks again up to 128
 // KiB, and Reduces of 31: on 32 cores on 2026-11-25. Up to 8 ranks again on 2026-11-26, on 16 cores
-// of an Intel Xeon and 2 of another, with returning_two_shot, which nobody has seen elsewhere: what
-// hands a line back and forth may be slow there. 9 to 32 ranks up to 2 KiB again that day, on 16
+// of an Intel Xeon and 2 of another, with returning_two_shot: what hands a line back and forth may
+// be slow elsewhere. On an AMD EPYC (Zen 4) it is not, cores near or far: there with 2 ranks on
+// 2026-11-28. 9 to 32 ranks up to 2 KiB again that day, on 16
 // and 32 cores of Intel Xeons, and what else was slower by a tenth than another row there, up to 16
 // ranks; then 17 to 64 ranks up to 32 KiB, on 64 cores; and on the evening of that day, when ranks
 // took lines back, short allreduces of 2 to 16 ranks and Reduces of 5 to 16; and then what goes by
@@ -63,9 +64,10 @@ constexpr bool kIntel = true;
 constexpr Row kAllreduce[] = {
     {2,    4 * KiB,   "one_shot"},
     {2,    14 * KiB,  "returning_two_shot", kLong, kIntel},
-    {2,    40 * KiB,  "one_shot"},
+    {2,    40 * KiB,  "one_shot", kLong, kIntel},
     {2,    kAll,      "returning_two_shot", 64 * KiB, kIntel},
-    {2,    512 * KiB, "one_shot"},
+    {2,    20 * KiB,  "one_shot"},
+    {2,    6 * MiB,   "returning_two_shot"},
     {3,    24 * KiB,  "one_shot"},
     {3,    kAll,      "returning_two_shot", 64 * KiB, kIntel},
     {7,    1 * KiB,   "one_shot"},
