@@ -901,8 +901,9 @@ inline void Program::copy(void* const* to, int to_count, const void* from, std::
     return;
   }
   ScratchStores& stores = channel_.stores_;
-  const auto [is_past, is_timed] =
-      to_count == 1 ? stores.next_copy(bytes) : ScratchStores::Copy{stores.is_past(), false};
+  const auto [is_past, is_timed] = returns_        ? ScratchStores::Copy{false, false}
+                                   : to_count == 1 ? stores.next_copy(bytes)
+                                                   : ScratchStores::Copy{stores.is_past(), false};
   const std::uint64_t begun = is_timed ? ticks() : 0;
   if (channel_.takes_back_ && channel_.size_ == 2 && to_count == 1 && !is_past)
     write_to_pair(to[0], bytes, kPieceToCopy, [&](std::size_t at, std::size_t part) {
@@ -920,9 +921,9 @@ inline void Program::reduce(ReduceKernel kernel, void* const* to, int to_count,
                             Store store) {
   const bool is_into_scratch = to_count > 1 || store == Store::shared;
   const std::size_t bytes = count * element_;
-  // What stays was just read: it is in the caches, and goes there again.
-  const bool is_past = is_into_scratch && !stays_ && bytes >= ScratchStores::kLeastBytes &&
-                       channel_.stores_.is_past();
+  // What stays, or returns, was just read: it is in the caches, and goes there again.
+  const bool is_past = is_into_scratch && !stays_ && !returns_ &&
+                       bytes >= ScratchStores::kLeastBytes && channel_.stores_.is_past();
   if (channel_.takes_back_ && returns_ && channel_.size_ == 2 && to_count == 2 && from_count == 2 &&
       !is_past && bytes <= kMostReturned) {
     const std::size_t whole = kPieceToFold / element_;  // elements
