@@ -71,11 +71,12 @@ int enter(const Words& words) {
   if constexpr (form == Form::persistent) return prepare(call, request, original);
 }
 
-/// A call that may meet requests of ours: `ours()` if there are any.
+/// A call that may meet requests of ours: `ours()` if there are any. Where it is not `is_whole`, as
+/// something is null, the MPI reports that.
 template <class Ours, class... Words>
-int with_requests(Entry entry, Ours&& ours, Words... words) {
+int with_requests(Entry entry, bool is_whole, Ours&& ours, Words... words) {
   const Library& mpi = library();
-  if (requests_held.load(std::memory_order_relaxed) == 0 || !mpi.is_ours) {
+  if (requests_held.load(std::memory_order_relaxed) == 0 || !mpi.is_ours || !is_whole) {
     if (entry == Entry::Start || entry == Entry::Startall) Communicator::note_request_of_mpi();
     return mpi.call(entry, words...);
   }
@@ -243,14 +244,18 @@ using trib::mpi::Word;
   TRIB_REDUCTION_INIT(prefix, Reduce_scatter_block, suffix, reduce_scatter_block, width)
 
 // A function on requests: its own of requests.hpp, if any of ours are held.
-#define TRIB_REQUESTS(Name, parameters, call, ...) \
-  TRIB_REPLACE(                                    \
-      MPI_##Name, parameters,                      \
-      return trib::mpi::with_requests(Entry::Name, [=] { return trib::mpi::call; }, __VA_ARGS__))
+#define TRIB_REQUESTS(Name, parameters, is_whole, call, ...) \
+  TRIB_REPLACE(MPI_##Name, parameters,                       \
+               return trib::mpi::with_requests(              \
+                   Entry::Name, is_whole, [=] { return trib::mpi::call; }, __VA_ARGS__))
 #define TRIB_REQUEST(word) trib::mpi::to<MPI_Request>(word)
 #define TRIB_STATUS(word) trib::mpi::to<MPI_Status>(word)
 #define TRIB_INT(word) trib::mpi::to<int>(word)
 #define TRIB_COUNT(word) static_cast<int>(word)
+// Whether there is what `count` asks for. What stands for no status is null in Open MPI only.
+#define TRIB_LIST(word) (word != 0 || TRIB_COUNT(count) <= 0)
+#define TRIB_ONE_STATUS(word) (word != 0 || MPI_STATUS_IGNORE == nullptr)
+#define TRIB_STATUS_LIST(word) (TRIB_LIST(word) || MPI_STATUSES_IGNORE == nullptr)
 
 extern "C" {
 
@@ -264,55 +269,67 @@ TRIB_REDUCTION_INITS(MPI_, _c, 8)
 TRIB_REDUCTION_INITS(MPIX_, , 4)  // mpi-ext.h of Open MPI 4
 #endif
 
-TRIB_REQUESTS(Start, (Word request), staged::start(TRIB_REQUEST(request)), request)
-TRIB_REQUESTS(Startall, (Word count, Word requests),
+TRIB_REQUESTS(Start, (Word request), request != 0, staged::start(TRIB_REQUEST(request)), request)
+TRIB_REQUESTS(Startall, (Word count, Word requests), TRIB_LIST(requests),
               staged::start_all(TRIB_COUNT(count), TRIB_REQUEST(requests)), count, requests)
-TRIB_REQUESTS(Wait, (Word request, Word status),
+TRIB_REQUESTS(Wait, (Word request, Word status), request != 0 && TRIB_ONE_STATUS(status),
               staged::wait(TRIB_REQUEST(request), TRIB_STATUS(status)), request, status)
 TRIB_REQUESTS(Waitall, (Word count, Word requests, Word statuses),
+              TRIB_LIST(requests) && TRIB_STATUS_LIST(statuses),
               staged::wait_all(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_STATUS(statuses)),
               count, requests, statuses)
 TRIB_REQUESTS(Waitany, (Word count, Word requests, Word index, Word status),
+              TRIB_LIST(requests) && index != 0 && TRIB_ONE_STATUS(status),
               staged::wait_any(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(index),
                                TRIB_STATUS(status)),
               count, requests, index, status)
 TRIB_REQUESTS(Waitsome, (Word count, Word requests, Word done, Word indices, Word statuses),
+              TRIB_LIST(requests) && done != 0 && TRIB_LIST(indices) && TRIB_STATUS_LIST(statuses),
               staged::wait_some(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(done),
                                 TRIB_INT(indices), TRIB_STATUS(statuses)),
               count, requests, done, indices, statuses)
 TRIB_REQUESTS(Test, (Word request, Word flag, Word status),
+              request != 0 && flag != 0 && TRIB_ONE_STATUS(status),
               staged::test(TRIB_REQUEST(request), TRIB_INT(flag), TRIB_STATUS(status)), request,
               flag, status)
 TRIB_REQUESTS(Testall, (Word count, Word requests, Word flag, Word statuses),
+              TRIB_LIST(requests) && flag != 0 && TRIB_STATUS_LIST(statuses),
               staged::test_all(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(flag),
                                TRIB_STATUS(statuses)),
               count, requests, flag, statuses)
 TRIB_REQUESTS(Testany, (Word count, Word requests, Word index, Word flag, Word status),
+              TRIB_LIST(requests) && index != 0 && flag != 0 && TRIB_ONE_STATUS(status),
               staged::test_any(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(index),
                                TRIB_INT(flag), TRIB_STATUS(status)),
               count, requests, index, flag, status)
 TRIB_REQUESTS(Testsome, (Word count, Word requests, Word done, Word indices, Word statuses),
+              TRIB_LIST(requests) && done != 0 && TRIB_LIST(indices) && TRIB_STATUS_LIST(statuses),
               staged::test_some(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(done),
                                 TRIB_INT(indices), TRIB_STATUS(statuses)),
               count, requests, done, indices, statuses)
-TRIB_REQUESTS(Request_free, (Word request), staged::free_request(TRIB_REQUEST(request)), request)
-TRIB_REQUESTS(Cancel, (Word request), cancel(TRIB_REQUEST(request)), request)
+TRIB_REQUESTS(Request_free, (Word request), request != 0,
+              staged::free_request(TRIB_REQUEST(request)), request)
+TRIB_REQUESTS(Cancel, (Word request), request != 0, cancel(TRIB_REQUEST(request)), request)
 TRIB_REQUESTS(Request_get_status, (Word request, Word flag, Word status),
+              flag != 0 && TRIB_ONE_STATUS(status),
               staged::get_status(trib::mpi::from_word<MPI_Request>(request), TRIB_INT(flag),
                                  TRIB_STATUS(status)),
               request, flag, status)
 #if TRIB_MPI_STATUS_LISTS
 TRIB_REQUESTS(Request_get_status_all, (Word count, Word requests, Word flag, Word statuses),
+              TRIB_LIST(requests) && flag != 0 && TRIB_STATUS_LIST(statuses),
               staged::get_status_all(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(flag),
                                      TRIB_STATUS(statuses)),
               count, requests, flag, statuses)
 TRIB_REQUESTS(Request_get_status_any,
               (Word count, Word requests, Word index, Word flag, Word status),
+              TRIB_LIST(requests) && index != 0 && flag != 0 && TRIB_ONE_STATUS(status),
               staged::get_status_any(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(index),
                                      TRIB_INT(flag), TRIB_STATUS(status)),
               count, requests, index, flag, status)
 TRIB_REQUESTS(Request_get_status_some,
               (Word count, Word requests, Word done, Word indices, Word statuses),
+              TRIB_LIST(requests) && done != 0 && TRIB_LIST(indices) && TRIB_STATUS_LIST(statuses),
               staged::get_status_some(TRIB_COUNT(count), TRIB_REQUEST(requests), TRIB_INT(done),
                                       TRIB_INT(indices), TRIB_STATUS(statuses)),
               count, requests, done, indices, statuses)

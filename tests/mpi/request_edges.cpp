@@ -513,6 +513,33 @@ int reduce_and_receive(MPI_Comm, int, void*, void*) {
   return MPI_SUCCESS;
 }
 
+/// Null where the MPI writes to is an error, and the request is as good as before.
+void nulls() {
+  for (const MPI_Comm comm : {MPI_COMM_WORLD, MPI_COMM_SELF})
+    MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);  // which of them the MPI takes it to
+  const int expected = size * (size + 1) / 2;
+  int mine = rank + 1, sum = 0, index = 0, flag = 0, done = 0, indices[1];
+  MPI_Request request;
+  MPI_Iallreduce(&mine, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &request);
+  const auto refused = [](int status, const char* what) {
+    CHECK(status != MPI_SUCCESS, "%s was accepted", what);
+  };
+  refused(MPI_Test(&request, nullptr, MPI_STATUS_IGNORE), "MPI_Test without a flag");
+  refused(MPI_Testall(1, &request, nullptr, MPI_STATUSES_IGNORE), "MPI_Testall without a flag");
+  refused(MPI_Testall(1, nullptr, &flag, MPI_STATUSES_IGNORE), "MPI_Testall without requests");
+  refused(MPI_Testany(1, &request, nullptr, &flag, MPI_STATUS_IGNORE), "MPI_Testany, no index");
+  refused(MPI_Testany(1, &request, &index, nullptr, MPI_STATUS_IGNORE), "MPI_Testany, no flag");
+  refused(MPI_Waitany(1, &request, nullptr, MPI_STATUS_IGNORE), "MPI_Waitany without an index");
+  refused(MPI_Waitsome(1, &request, nullptr, indices, MPI_STATUSES_IGNORE), "MPI_Waitsome");
+  refused(MPI_Testsome(1, &request, &done, nullptr, MPI_STATUSES_IGNORE), "MPI_Testsome");
+  refused(MPI_Waitall(1, nullptr, MPI_STATUSES_IGNORE), "MPI_Waitall without requests");
+  refused(MPI_Request_get_status(request, nullptr, MPI_STATUS_IGNORE), "MPI_Request_get_status");
+  refused(MPI_Wait(nullptr, MPI_STATUS_IGNORE), "MPI_Wait without a request");
+  CHECK(request != MPI_REQUEST_NULL, "the request is gone");
+  CHECK(MPI_Wait(&request, MPI_STATUS_IGNORE) == MPI_SUCCESS && sum == expected, "%d, not %d", sum,
+        expected);
+}
+
 /// In callbacks of MPI_Finalize, first of MPI_COMM_SELF, whose requests ours are, and then, where
 /// the MPI calls these, of MPI_COMM_WORLD.
 void at_end() {
@@ -564,6 +591,8 @@ int main(int argc, char** argv) {
     away();
   } else if (what.find("failed-receive") == 0) {
     failed_receive(what == "failed-receive-test");
+  } else if (what == "null") {
+    nulls();
   } else if (what == "end") {
     at_end();
   } else if (what == "freed" || what == "looked") {
