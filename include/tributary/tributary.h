@@ -133,11 +133,11 @@ int trib_comm_size(const trib_comm* comm);
  * first on one GPU each would keep each other out. So calls run one after the other on a GPU, in
  * the order in which they were enqueued, whatever communicators and streams they are for and
  * whatever else these hold. May be captured into a CUDA graph and replayed; all ranks then replay
- * alike. A call that fails in a capture, or comes to one that has failed, is TRIB_ERROR_ARGUMENT: the
- * graph is lost, the communicator is not. What graphs replay has no place in that order: the program sees to it that no other call,
- * of whatever communicator, is under way beside it, and that branches of a graph which may run side
- * by side do not both hold calls. Errors that show at once are returned; those of the device or of
- * peers by trib_comm_query.
+ * alike. A call that fails in a capture, or comes to one that has failed, is TRIB_ERROR_ARGUMENT:
+ * the graph is lost, the communicator is not. What graphs replay has no place in that order: the
+ * program sees to it that no other call, of whatever communicator, is under way beside it, and that
+ * branches of a graph which may run side by side do not both hold calls. Errors that show at once
+ * are returned; those of the device or of peers by trib_comm_query.
  *
  * All ranks receive the same bits, and the same in every run on the same layout. */
 
