@@ -136,27 +136,18 @@ int pass(Words... words) {
   return status;
 }
 
-/// A call that makes the communicator `child` of another. No MPI has a handle of zero: where it
-/// stays, the call was refused, see kUnwritten.
+/// A call that makes the communicator `child` of another.
 template <class... Words>
 int with_child(Entry entry, Word parent, Word child, Words... words) {
   const Library& mpi = library();
   auto* const its = reinterpret_cast<MPI_Comm*>(child);
   if (!mpi.is_ours || !its) return mpi.call(entry, words...);
-  const MPI_Comm none = from_word<MPI_Comm>(0);
   int status = MPI_SUCCESS;
   bool is_written = false;
   {
-    // Put back also where an error handler throws.
-    struct Before {
-      MPI_Comm* const its;
-      const MPI_Comm none, value = std::exchange(*its, none);
-      ~Before() {
-        if (*its == none) *its = value;
-      }
-    } const before{its, none};
+    const Unwritten made(its);
     status = mpi.call(entry, words...);
-    is_written = *its != none;
+    is_written = made.is_written();
   }
   if (is_written && status == MPI_SUCCESS) adopt(from_word<MPI_Comm>(parent), *its);
   return status;

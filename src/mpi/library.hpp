@@ -6,6 +6,7 @@
 #include <atomic>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/request.hpp"
@@ -140,6 +141,27 @@ std::uint32_t which_reduce();
 /// No result of any function. Where one leaves it as it was, it has refused the call: MPICH 5.0.2
 /// returns MPI_SUCCESS all the same once an error handler of the program's own has returned.
 inline constexpr int kUnwritten = -1;
+
+/// The same for a handle that a call of the MPI makes: meanwhile it is zero, which no MPI has. One
+/// that was not written is put back, also where an error handler throws.
+template <class Handle>
+class Unwritten {
+ public:
+  explicit Unwritten(Handle* its)
+      : its_(its), before_(its != nullptr ? std::exchange(*its, none()) : none()) {}
+  ~Unwritten() {
+    if (its_ != nullptr && *its_ == none()) *its_ = before_;
+  }
+  Unwritten(const Unwritten&) = delete;
+  Unwritten& operator=(const Unwritten&) = delete;
+  bool is_written() const { return its_ != nullptr && *its_ != none(); }
+
+ private:
+  static Handle none() { return from_word<Handle>(0); }
+
+  Handle* const its_;
+  const Handle before_;
+};
 
 /// Throws Error if an MPI function failed.
 void check(int status, const char* function);

@@ -76,6 +76,10 @@ class Found {
       if (Record* const record = find_record(requests[i])) found_.push_back({i, record});
   }
   bool is_empty() const { return found_.empty(); }
+  bool are_any_persistent() const {
+    return std::ranges::any_of(found_,
+                               [](const Entry& entry) { return entry.record->is_persistent; });
+  }
   Record* at(int index) const {
     const auto entry = std::ranges::lower_bound(found_, index, {}, &Entry::index);
     return entry != found_.end() && entry->index == index ? entry->record : nullptr;
@@ -126,6 +130,27 @@ void put_back(const Found& found, const MPI_Request* requests) {
     });
 }
 
+/// Whether a request that was reported, with this status and no error, has come to its end: MPICH
+/// 5.0.2 reports a list of which only one has failed as done once an error handler of the program's
+/// own has returned.
+bool is_over(const Record& record, MPI_Request request, const MPI_Status& status) {
+  return record.is_persistent ? status.MPI_ERROR != MPI_ERR_PENDING : request == MPI_REQUEST_NULL;
+}
+
+/// Out of a function on a list an error handler has thrown: fetches what has arrived all the same.
+void fetch_arrived(const Found& found, const Reported& reported, const MPI_Request* requests) {
+  for (const auto& [index, status] : *reported)
+    if (Record* const record = found.at(index); record && !record->is_persistent &&
+                                                requests[index] == MPI_REQUEST_NULL &&
+                                                status->MPI_ERROR == MPI_SUCCESS) {
+      try {
+        fetch(*record, status);
+      } catch (const std::exception&) {
+        // The program hears of another failure.
+      }
+    }
+}
+
 /// After a function has returned `result`: fetches what arrived. `requests` is null where requests
 /// are kept, whatever is reported.
 int finish(const Found& found, const Reported& reported, const MPI_Request* requests, int result) {
@@ -136,6 +161,7 @@ int finish(const Found& found, const Reported& reported, const MPI_Request* requ
     Record* const record = found.at(index);
     if (!record || !record->is_active) continue;
     if (is_in_status && status->MPI_ERROR == MPI_ERR_PENDING) continue;
+    if (result == MPI_SUCCESS && requests && !is_over(*record, requests[index], *status)) continue;
     try {
       if (result == MPI_SUCCESS || (is_in_status && status->MPI_ERROR == MPI_SUCCESS))
         fetch(*record, status);
@@ -170,10 +196,10 @@ class Statuses {
 };
 
 /// Makes `call(statuses)`, after which `report(reported, statuses)` says what it has reported: of a
-/// call that the MPI refuses, nothing.
+/// call that the MPI refuses, nothing. `are_of_list`: the statuses, each with its request's error.
 template <class Call, class Report>
 int complete(int count, const MPI_Request* requests, bool are_kept, MPI_Status* wanted,
-             const MPI_Status* ignore, Call&& call, Report&& report) {
+             const MPI_Status* ignore, Call&& call, Report&& report, bool are_of_list = false) {
   if (records->is_unused()) [[likely]]
     return call(wanted);
   sweep_staged();
@@ -181,10 +207,19 @@ int complete(int count, const MPI_Request* requests, bool are_kept, MPI_Status* 
   if (found.is_empty()) return call(wanted);
   Statuses statuses(count, wanted, ignore);
   const MPI_Request* const taken = are_kept ? nullptr : requests;
+  // For is_over(): nothing that the program has left there. The MPI cannot be asked, since MPICH's
+  // MPI_Request_get_status itself ends a persistent request.
+  if (are_of_list && found.are_any_persistent())
+    for (int i = 0; i < count; ++i) statuses.get()[i].MPI_ERROR = MPI_SUCCESS;
   int result = MPI_SUCCESS;
   try {
     result = call(statuses.get());
   } catch (...) {  // out of an error handler of the program's
+    if (taken && are_of_list) {
+      Reported reported;
+      report(reported, statuses.get());
+      fetch_arrived(found, reported, taken);
+    }
     put_back(found, taken);
     throw;
   }
@@ -245,9 +280,9 @@ void warn_if_passed_by() {
 
 }  // namespace
 
-int keep(std::unique_ptr<HostCopies> copies, bool is_persistent, MPI_Comm comm,
+int keep(std::unique_ptr<HostCopies> copies, bool is_own, bool is_persistent, MPI_Comm comm,
          MPI_Request* request) {
-  if (!is_persistent) {
+  if (!is_own) {
     // What is at its end already needs no record, and gets none: MPIs hand out one and the same
     // request for all messages that are sent at once.
     int is_done = kUnwritten;
@@ -334,7 +369,8 @@ int wait_all(int count, MPI_Request* requests, MPI_Status* statuses) {
   return complete(
       count, requests, false, statuses, MPI_STATUSES_IGNORE,
       [&](MPI_Status* its) { return mpi::wait_all(count, requests, its); },
-      [&](Reported& reported, const MPI_Status* its) { reported.all(count, its); });
+      [&](Reported& reported, const MPI_Status* its) { reported.all(count, its); },
+      /*are_of_list=*/true);
 }
 
 int wait_any(int count, MPI_Request* requests, int* index, MPI_Status* status) {
@@ -354,7 +390,8 @@ int wait_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Sta
         *done = 0;
         return mpi::wait_some(count, requests, done, indices, its);
       },
-      [&](Reported& reported, const MPI_Status* its) { reported.some(*done, indices, its); });
+      [&](Reported& reported, const MPI_Status* its) { reported.some(*done, indices, its); },
+      /*are_of_list=*/true);
 }
 
 int test(MPI_Request* request, int* flag, MPI_Status* status) {
@@ -375,7 +412,8 @@ int test_all(int count, MPI_Request* requests, int* flag, MPI_Status* statuses) 
       [&](MPI_Status* its) { return mpi::test_all(count, requests, flag, its); },
       [&](Reported& reported, const MPI_Status* its) {
         if (*flag) reported.all(count, its);
-      });
+      },
+      /*are_of_list=*/true);
 }
 
 int test_any(int count, MPI_Request* requests, int* index, int* flag, MPI_Status* status) {
@@ -398,7 +436,8 @@ int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Sta
         *done = 0;
         return mpi::test_some(count, requests, done, indices, its);
       },
-      [&](Reported& reported, const MPI_Status* its) { reported.some(*done, indices, its); });
+      [&](Reported& reported, const MPI_Status* its) { reported.some(*done, indices, its); },
+      /*are_of_list=*/true);
 }
 
 int get_status(MPI_Request request, int* flag, MPI_Status* status) {

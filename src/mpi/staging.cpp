@@ -588,9 +588,11 @@ class HostCopies::Maker {
         plan.written = *own;
         if (arguments_.is_in_place()) plan.read = input_in_place(argument).value_or(*own);
     }
-    // Buffers that are one, where the program must not: the MPI has to judge that.
+    // Buffers that are one, where the program must not: the MPI has to judge that. From MPI_BOTTOM
+    // on, where there are addresses in types, the same says nothing.
     const Span span = span_of(*own);
     for (Plan& other : plans_) {
+      if (plan.address == to_word(MPI_BOTTOM)) break;
       const Span its = hull(span_of(other.read), span_of(other.written));
       if (other.address != plan.address || its.end <= span.begin || span.end <= its.begin) continue;
       other.arguments.push_back(argument);
@@ -800,11 +802,17 @@ int call_with_buffers_on_host(Entry entry, const Prototype& prototype, int width
       if (word == to_word(MPI_STATUS_IGNORE)) word = to_word(&own);
       status = reinterpret_cast<const MPI_Status*>(word);
     }
+    if (is_persistent || prototype.has('q')) {
+      auto* const request =
+          reinterpret_cast<MPI_Request*>(words[prototype.at(is_persistent ? 'Q' : 'q')]);
+      // Not one of those requests, see keep(), and to look at it may be to hear of its failure now.
+      const bool is_own = prototype.text() == "rntp.cq" &&
+                          static_cast<int>(words[prototype.at('p')]) != MPI_PROC_NULL &&
+                          may_hide_refusals(comm);
+      return keep(std::move(copies), is_persistent || is_own, is_persistent, comm, request, mpis);
+    }
     const int result = mpis();
     if (result != MPI_SUCCESS) return result;
-    if (is_persistent || prototype.has('q'))
-      return keep(std::move(copies), is_persistent, comm,
-                  reinterpret_cast<MPI_Request*>(words[prototype.at(is_persistent ? 'Q' : 'q')]));
     if (prototype.has('K'))
       copies->fetch(static_cast<std::size_t>(arguments.position() - position));
     else

@@ -85,9 +85,21 @@ const Prototype& prototype_of(Collective collective);
 std::array<Word, 7> words_of(const Call& call);
 void count_staged_reduction();
 
-/// The call is made, and its copies have to stay until `request` has come to its end.
-int keep(std::unique_ptr<HostCopies> copies, bool is_persistent, MPI_Comm comm,
+/// The copies have to stay until `request`, which was made, has come to its end. `is_own`: the
+/// request is certainly no other call's, too.
+int keep(std::unique_ptr<HostCopies> copies, bool is_own, bool is_persistent, MPI_Comm comm,
          MPI_Request* request);
+
+/// The same of the request that `call()` makes, if it does.
+template <class Make>
+int keep(std::unique_ptr<HostCopies> copies, bool is_own, bool is_persistent, MPI_Comm comm,
+         MPI_Request* request, const Make& call) {
+  {
+    const Unwritten made(request);
+    if (const int status = call(); status != MPI_SUCCESS || !made.is_written()) return status;
+  }
+  return keep(std::move(copies), is_own, is_persistent, comm, request);
+}
 
 /// Makes a reduction, `original(call)`, with buffers that the MPI can reach. Throws Error.
 /// `request`: of a call that is not blocking.
@@ -105,10 +117,13 @@ int with_buffers_on_host(const Call& call, MPI_Request* request, const Original&
   passed.in = reinterpret_cast<const void*>(words[0]);
   passed.out = reinterpret_cast<void*>(words[1]);
   if (call.form != Form::persistent) copies->load();
+  if (call.form != Form::blocking) {
+    const bool is_persistent = call.form == Form::persistent;
+    return keep(std::move(copies), is_persistent, is_persistent, call.comm, request,
+                [&] { return original(passed); });
+  }
   const int status = original(passed);
   if (status != MPI_SUCCESS) return status;
-  if (call.form != Form::blocking)
-    return keep(std::move(copies), call.form == Form::persistent, call.comm, request);
   copies->fetch(nullptr);
   return MPI_SUCCESS;
 }
