@@ -291,13 +291,13 @@ void SharedHeap::release(void* block) noexcept {
   if (found == blocks_.end()) return;
   const std::size_t end = found->second;
   blocks_.erase(found);
-  // Guard pages, say: blocks of other allocators that are so large go back to the system with them.
-  ::mprotect(base() + begin, end - begin, PROT_READ | PROT_WRITE);
   make_room(begin, end);
 }
 
-/// With the lock held: of what was a block.
+/// With the lock held: of what was a block, or its end.
 void SharedHeap::make_room(std::size_t begin, std::size_t end) noexcept {
+  // Guard pages, say: blocks of other allocators that are so large go back to the system with them.
+  ::mprotect(base() + begin, end - begin, PROT_READ | PROT_WRITE);
   for (std::size_t page = begin / kHugePage; page * kHugePage < end; ++page) settled_[page] = false;
   in_use_ -= end - begin;
   add_room(begin, end, ++frees_);

@@ -180,6 +180,11 @@ TEST(SharedHeap, ProtectionEndsWithABlock) {
   heap().free(block);
   std::byte* const other = allocate(kBytes);
   std::memset(other, 1, kBytes);
+  // Likewise of what a block was longer.
+  ASSERT_EQ(mprotect(other + kBytes - 8192, 8192, PROT_NONE), 0);
+  ASSERT_TRUE(heap().grow(other, kBytes / 2));
+  ASSERT_TRUE(heap().grow(other, kBytes));
+  std::memset(other, 1, kBytes);
   heap().free(other);
 }
 
