@@ -470,7 +470,10 @@ def tool_in_front(context: Context) -> None:
     expect(result.status == 0, result)
     # Or blocking reductions: those of the other rank would wait for it.
     preload = f"{context.programs}/libmpi_tool_reduce_{context.suffix}.so:{context.mpi.preload}"
-    for program in ([context.program("communicators")], [context.program("requests"), "first", "nonblocking"]):
+    for program in (
+        [context.program("communicators")],
+        [context.program("requests"), "first", "nonblocking"],
+    ):
         tool = ["env", f"LD_PRELOAD={preload}", *program]
         result = context.run(1, tool, also=[program], env={"TEST_UNSERVED": "1"}, timeout=40)
         expect(result.status == 0 and "leads past Tributary on some ranks" in result.output, result)
@@ -480,8 +483,12 @@ def tool_behind(context: Context) -> None:
     """A tool behind Tributary sees what goes to the MPI, from MPI_Init to MPI_Finalize, and what is served it does not see."""
     preload = f"{context.mpi.preload}:{context.programs}/libmpi_tool_state_{context.suffix}.so"
     for program in ("passthrough", "communicators"):
-        result = context.run(2, [context.program(program)], preload=preload, env={"TRIB_STATS": "1"})
-        seen = re.findall(r"^tool: (\d+) allreduces, \d+ waits, (\d+) others$", result.output, re.MULTILINE)
+        result = context.run(
+            2, [context.program(program)], preload=preload, env={"TRIB_STATS": "1"}
+        )
+        seen = re.findall(
+            r"^tool: (\d+) allreduces, \d+ waits, (\d+) others$", result.output, re.MULTILINE
+        )
         expect(result.status == 0 and len(seen) == 2, result)
         expect(all(int(others) > 0 for _, others in seen), result)
         if program == "passthrough":
@@ -490,7 +497,10 @@ def tool_behind(context: Context) -> None:
     # Waits are seen where requests are the MPI's, and only then.
     result = context.run(2, [context.program("requests"), "first", "nonblocking"], preload=preload)
     expect(result.status == 0 and "leads to" not in result.output, result)
-    expect(len(re.findall(r"^tool: \d+ allreduces, \d+ waits", result.output, re.MULTILINE)) == 2, result)
+    expect(
+        len(re.findall(r"^tool: \d+ allreduces, \d+ waits", result.output, re.MULTILINE)) == 2,
+        result,
+    )
 
 
 def without_folder(context: Context) -> None:
