@@ -138,7 +138,7 @@ int main(int argc, char** argv) {
                      {"algorithms", algorithms()}, {"backends", backends()},
                      {"dtypes", dtypes()},         {"operators", operators()}};
     if (is_asked_for("gpus")) all["gpus"] = gpus(config);
-    std::printf("%s\n", all.dump(2).c_str());
+    std::printf("%s\n", all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "trib-info: %s\n", error.what());
     return 2;

@@ -41,7 +41,7 @@ def read(path: Path) -> Elf:
     """Read a file's dynamic section. Raises NotElfError for anything else."""
     try:
         return _read(path)
-    except struct.error as error:  # cut off
+    except (struct.error, ValueError, OverflowError, MemoryError) as error:  # cut off, or lies
         raise NotElfError(f"{path}: damaged") from error
 
 

@@ -236,7 +236,7 @@ const std::vector<Setting>& settings() {
              "microseconds that a GPU kernel waits for the next small reduction, which then needs no launch; device synchronisations of the program may take longer by as much; auto: 50 in persistent reductions"),
       choice("TRIB_DEFAULT_STREAM", &Config::default_stream, {"wait", "ignore"}, true,
              "wait: a reduction begins behind what the program has put on its default stream; ignore: the program synchronises before it calls MPI, as GPU-aware MPIs ask for, and kernels that linger need not look, which takes a microsecond"),
-      number("TRIB_TUNE_BUDGET_MS", &Config::tune_budget_ms, 60000, "no tuning", true,
+      number("TRIB_TUNE_BUDGET_MS", &Config::tune_budget_ms, 60000, "no tuning, but where the info key trib_tune is on", true,
              "milliseconds that MPI_Allreduce_init and its like may measure for to find the best way for messages of a new size"),
       file("TRIB_TUNING_FILE", &Config::tuning_file, true,
            "where the findings of tuning are kept: auto: tributary/tuning.json in XDG_CACHE_HOME or ~/.cache; none: nowhere"),

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cctype>
 #include <cerrno>
@@ -57,7 +58,7 @@ constexpr std::string_view kFreedoms[] = {"run", "order", "any"};
 /// Keys of ours are printable; what stands behind them may be anything.
 const json& member(const json& row, const char* key) {
   const auto found = row.find(key);
-  if (found == row.end()) refuse(std::string("a row has no \"") + key + "\"");
+  if (found == row.end()) refuse(std::string("has a row without \"") + key + "\"");
   return *found;
 }
 
@@ -156,7 +157,7 @@ void write_variant(Json& row, const Variant& variant, Key::Place place) {
 }
 
 Record read_record(const std::string& machine, const json& row) {
-  if (!row.is_object()) refuse("a row is no object");
+  if (!row.is_object()) refuse("has a row that is no object");
   Record record;
   record.machine = machine;
   Finding& finding = record.finding;
@@ -183,7 +184,7 @@ Record read_record(const std::string& machine, const json& row) {
     refuse("has a row whose \"candidates\" is no list of at most " +
            std::to_string(kMostCandidates));
   for (const json& candidate : candidates) {
-    if (!candidate.is_object()) refuse("a candidate is no object");
+    if (!candidate.is_object()) refuse("has a candidate that is no object");
     record.candidates.push_back(
         {read_variant(candidate, finding.place), seconds(candidate, "time_us")});
   }
@@ -271,7 +272,12 @@ void make_folders(const std::string& path) {
 std::string target_of(const std::string& path) {
   const std::unique_ptr<char, decltype(&std::free)> target(::realpath(path.c_str(), nullptr),
                                                            std::free);
-  return target ? target.get() : path;
+  if (target) return target.get();
+  std::array<char, 4096> text{};  // of a link that leads nowhere yet
+  const ssize_t length = ::readlink(path.c_str(), text.data(), text.size());
+  if (length <= 0 || length == static_cast<ssize_t>(text.size())) return path;
+  const std::string next(text.data(), static_cast<std::size_t>(length));
+  return next[0] == '/' ? next : path.substr(0, path.rfind('/') + 1) + next;
 }
 
 /// Under the lock: nobody else has a draft. Who may read the file does not change.
@@ -381,9 +387,9 @@ std::vector<Record> parse_records(std::string_view text) {
     refuse("has no \"machines\"");
   std::vector<Record> records;
   for (const auto& [machine, rows] : document["machines"].items()) {
-    if (machine.size() > 1000 || !rows.is_array()) refuse("\"machines\" holds something else");
+    if (machine.size() > 1000 || !rows.is_array()) refuse("has something else in \"machines\"");
     for (const char letter : machine)
-      if (letter < ' ' || letter > '~') refuse("the name of a machine has unprintable letters");
+      if (letter < ' ' || letter > '~') refuse("names a machine with unprintable letters");
     for (const json& row : rows) records.push_back(read_record(machine, row));
   }
   return merge({}, records);

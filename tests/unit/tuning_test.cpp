@@ -346,7 +346,7 @@ TEST(Findings, AreObeyedUnlessSomethingForbidsIt) {
   // Nothing better than the default was found: the default, also where it is another one.
   Finding usual = finding(512 * KiB, "one_shot");
   usual.is_default = true;
-  ASSERT_EQ(select(key_of(600 * KiB), Config{}).algorithm->name, "two_shot");
+  ASSERT_EQ(select(key_of(600 * KiB), Config{}).algorithm->name, "returning_two_shot");
   EXPECT_EQ(choose(usual, key_of(600 * KiB)), "two_shot");
 }
 

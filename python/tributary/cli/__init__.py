@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from tributary import __version__
+from tributary import __version__, tree
 from tributary.errors import UserError
 
 _COMMANDS = ("run", "preload", "bench", "tune", "info", "schedule", "demo")
@@ -85,6 +85,8 @@ def _run(arguments: list[str], chosen: str | None) -> int:
     parser = _parser(chosen)
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:  # said by the subcommand, whose usage helps
+        if chosen == "run" and not tree.program("trib-info"):
+            tree.info()  # says that nothing is built: settings are options only where it is
         is_behind = unknown[0] in arguments[arguments.index(chosen or "") :]
         speaker = parsed.parser if is_behind else parser
         hint = (

@@ -2,9 +2,11 @@
 """Arguments that several subcommands share, and how sizes are read and written."""
 
 import argparse
+import errno
 import math
 import os
 import re
+import tempfile
 from pathlib import Path
 
 from tributary import mpi, tree
@@ -111,11 +113,15 @@ def check_output(path: Path | None, option: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file() and not path.is_dir():
             return  # a pipe or a device: to open it is to use it
-        is_new = not path.exists()
-        with path.open("ab"):
-            pass
-        if is_new:
-            path.unlink()
+        if path.exists():
+            with path.open("ab"):
+                pass
+        else:  # not by making it: somebody else may, meanwhile
+            target = Path(os.path.realpath(path))
+            if len(os.fsencode(target.name)) > 255:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+            with tempfile.TemporaryFile(dir=target.parent):
+                pass
     except OSError as error:
         raise UserError(
             f"{option}: {path} cannot be written: {error.strerror}; accepted: a file in a folder that can be written to"

@@ -148,7 +148,10 @@ def _write_pages(target: Path, data: dict[str, Any]) -> None:
     if not target.exists():
         raise UserError(f"--markdown: {target}: no such file or folder")
     for file in sorted(target.rglob("*.md")) if target.is_dir() else [target]:
-        old = file.read_text()
+        try:
+            old = file.read_text()
+        except UnicodeDecodeError:
+            raise UserError(f"--markdown: {file} is not text in UTF-8") from None
         new = rewrite(old, data, file)
         if new != old:
             file.write_text(new)

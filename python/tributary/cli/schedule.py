@@ -165,6 +165,8 @@ def _print(text: str, console: Console) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Print, write, draw; 1 if a schedule is wrong."""
     arguments.check_results(parsed, parsed.verify)
+    if parsed.verify == "-" and sys.stdin is None:
+        raise UserError("--verify -: standard input is closed")
     text = sys.stdin.buffer.read() if parsed.verify == "-" else None
     document = schedule.ask(_native(parsed), text)
     ranks, fault = document["ranks"], document.get("fault", "")
