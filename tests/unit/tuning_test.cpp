@@ -344,10 +344,10 @@ TEST(Findings, AreObeyedUnlessSomethingForbidsIt) {
   EXPECT_EQ(choose(unknown, key), "one_shot");
 
   // Nothing better than the default was found: the default, also where it is another one.
-  Finding usual = finding(512 * KiB, "one_shot");
+  Finding usual = finding(5 << 20, "returning_two_shot");
   usual.is_default = true;
-  ASSERT_EQ(select(key_of(600 * KiB), Config{}).algorithm->name, "returning_two_shot");
-  EXPECT_EQ(choose(usual, key_of(600 * KiB)), "two_shot");
+  ASSERT_EQ(select(key_of(7 << 20), Config{}).algorithm->name, "two_shot");
+  EXPECT_EQ(choose(usual, key_of(7 << 20)), "two_shot");
 }
 
 // -------------------------------------------------------------------------------------------- file
