@@ -329,6 +329,9 @@ def test_looking_at_a_file_leaves_it_as_it_is(tmp_path: Path) -> None:
     arguments.check_output(tmp_path / "old.json", "--json")
     assert (tmp_path / "old.json").read_text() == "old"
     arguments.check_output(Path("/dev/null"), "--json")
+    (tmp_path / "link.json").symlink_to("nowhere.json")
+    arguments.check_output(tmp_path / "link.json", "--json")
+    assert (tmp_path / "link.json").is_symlink() and not (tmp_path / "nowhere.json").exists()
     with pytest.raises(UserError, match="--json"):
         arguments.check_output(tmp_path, "--json")
 
@@ -492,6 +495,7 @@ def test_the_best_of_several_mpis() -> None:
         (("--mpi", "mpich,mpi2"), "mpi2 is none of mpich"),
         (("--mpi", "mpich+sm"), "mpich\\+sm is none of"),
         (("--mpi", "openmpi+"), "is none of"),
+        (("--mpi", "openmpi+hann"), "hann is none of"),
         (("--mpi", "mpich,"), "an empty name"),
         (("--mpi", "mpich,openmpi", "--compare", "none"), "has to name mpi"),
         (("--mpi", "mpich,openmpi", "--memory", "cuda"), "--memory host"),

@@ -34,6 +34,12 @@ def test_damaged_files_do_not_crash(make_program: Make, tmp_path: Path) -> None:
         cut.write_bytes(data[:length])
         with contextlib.suppress(elf.NotElfError):
             elf.read(cut)
+    # e_phoff: where the table of segments is, which names the other parts.
+    for number in (0xFFFF_FFFF_FFFF_FFFF, 1 << 62):
+        lie = tmp_path / f"lie{number}"
+        lie.write_bytes(data[:32] + number.to_bytes(8, "little") + data[40:])
+        with pytest.raises(elf.NotElfError):
+            elf.read(lie)
 
 
 def test_library_path_beats_runpath_but_not_rpath(make_program: Make, tmp_path: Path) -> None:

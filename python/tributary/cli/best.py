@@ -56,8 +56,10 @@ def _names(text: str) -> list[str]:
 
 
 # Of Open MPI's collectives: of another name it says nothing, and does as it always does.
-_COMPONENTS = ("acoll", "adapt", "basic", "han", "hcoll", "inter", "libnbc", "self", "sm", "sync")
-_COMPONENTS += ("tuned", "ucc", "xhc")
+_COMPONENTS = [
+    *("acoll", "adapt", "basic", "han", "hcoll", "inter", "libnbc"),
+    *("self", "sm", "sync", "tuned", "ucc", "xhc"),
+]
 _ACCEPTED = f"{', '.join(mpi.NAMES)}, and openmpi+COMPONENT ({', '.join(_COMPONENTS)})"
 
 
