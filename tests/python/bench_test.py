@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 import argparse
+import errno
 import io
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -334,6 +336,27 @@ def test_looking_at_a_file_leaves_it_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "link.json").is_symlink() and not (tmp_path / "nowhere.json").exists()
     with pytest.raises(UserError, match="--json"):
         arguments.check_output(tmp_path, "--json")
+
+
+def test_a_file_is_written_as_a_whole_or_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "old.json"
+    old.write_text("old")
+    link = tmp_path / "link.json"
+    link.symlink_to(old.name)
+    output.write_text(link, "new")
+    assert link.is_symlink() and old.read_text() == "new"
+    written = Path.write_text
+
+    def fill_disk(path: Path, text: str) -> int:
+        written(path, text[: len(text) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", fill_disk)
+    with pytest.raises(OSError, match=r"old\.json"):
+        output.write_text(old, "newer")
+    assert old.read_text() == "new" and set(tmp_path.iterdir()) == {old, link}
 
 
 def test_errors_of_the_system_are_no_tracebacks(

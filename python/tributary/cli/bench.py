@@ -615,7 +615,7 @@ def _keep(measurement: bench.Measurement, parsed: argparse.Namespace) -> None:
     console = output.console()
     try:
         if parsed.json:
-            parsed.json.write_text(json.dumps(bench.document(measurement), indent=1) + "\n")
+            output.write_text(parsed.json, json.dumps(bench.document(measurement), indent=1) + "\n")
         if parsed.plot:
             draw(measurement, parsed.plot)
     finally:

@@ -216,7 +216,7 @@ def _keep(parsed: argparse.Namespace, jobs: list[Job]) -> None:
     try:
         if parsed.json:
             documents = {job.name: bench.document(job.measurement) for job in jobs}
-            parsed.json.write_text(json.dumps({"jobs": documents}, indent=1) + "\n")
+            output.write_text(parsed.json, json.dumps({"jobs": documents}, indent=1) + "\n")
         if parsed.plot and sizes:
             _draw(parsed, jobs, sizes)
     finally:

@@ -161,7 +161,7 @@ def _keep(
         for (name, size), before in compared.without.items()
     ]
     picture, data = parsed.out / _PICTURE, parsed.out / _DATA
-    data.write_text(json.dumps(document, indent=1) + "\n")
+    output.write_text(data, json.dumps(document, indent=1) + "\n")
     where = document["environment"]
     ranks = arguments.count_text(parsed.ranks, "rank")
     repeats = measured.job.repeats

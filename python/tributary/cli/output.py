@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How the subcommands print: consoles and tables that are readable in a terminal, a pipe and a log."""
 
+import os
+import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from rich import box
@@ -26,6 +29,26 @@ class _Console(Console):
         """Leave it to main, as for all else that is printed; Console's own would exit with 1."""
         self.quiet = True
         raise BrokenPipeError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole, or leave the one before as it was. OSError names the file."""
+    if path.exists() and not path.is_file():  # a pipe or a device
+        path.write_text(text)
+        return
+    target = Path(os.path.realpath(path))
+    draft = target.with_name(f".{target.name[:200]}.{os.getpid()}")
+    try:
+        draft.write_text(text)
+        if target.exists():
+            shutil.copymode(target, draft)
+        draft.replace(target)
+    except PermissionError:  # of the folder, maybe
+        draft.unlink(missing_ok=True)
+        target.write_text(text)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def console() -> Console:

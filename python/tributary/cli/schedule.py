@@ -188,7 +188,9 @@ def run(parsed: argparse.Namespace) -> int:
         _print("\n" + document["text"], console)
     if parsed.json:
         parsed.json.parent.mkdir(parents=True, exist_ok=True)
-        parsed.json.write_text(json.dumps({**document, "summary": vars(numbers)}, indent=1) + "\n")
+        output.write_text(
+            parsed.json, json.dumps({**document, "summary": vars(numbers)}, indent=1) + "\n"
+        )
         output.say_file(console, "# as JSON", parsed.json)
     if parsed.plot:
         schedule_plot.draw(document, found, parsed.plot, _title(document), lines, fault)

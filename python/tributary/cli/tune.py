@@ -433,7 +433,7 @@ def _keep_checks(parsed: argparse.Namespace, checks: list[tuning.Check], console
 
 def _write(parsed: argparse.Namespace, document: dict[str, Any]) -> None:
     parsed.json.parent.mkdir(parents=True, exist_ok=True)
-    parsed.json.write_text(json.dumps(document, indent=1) + "\n")
+    output.write_text(parsed.json, json.dumps(document, indent=1) + "\n")
 
 
 def run(parsed: argparse.Namespace) -> int:
