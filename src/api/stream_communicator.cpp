@@ -390,15 +390,16 @@ void StreamCommunicator::check() {
 
 /// Throws Error if something is wrong that nobody has seen yet.
 void StreamCommunicator::look() {
-  look_at_words();
+  if (size_ == 1 || !look_at_words()) return;
   // Last, and without the lock, which abort() needs: the driver may be busy with a call of another
   // thread that waits for a kernel, which a peer that is gone would never end.
-  if (size_ > 1) device_->check_stream();
+  device_->check_stream();
 }
 
-void StreamCommunicator::look_at_words() {
+/// The same without a word to the driver. False: what is wrong is known.
+bool StreamCommunicator::look_at_words() {
   const std::lock_guard lock(state_mutex_);
-  if (failure_ || size_ == 1) return;
+  if (failure_) return false;
   // Who gives up says why on the host before it does so on devices: so a look there comes later,
   // and has the word.
   std::optional<Error> of_device;
@@ -414,6 +415,7 @@ void StreamCommunicator::look_at_words() {
   looked_at_ = (looked_at_ + 1) % size_;
   if (looked_at_ != rank_) host_->check_not_missed(looked_at_);
   if (of_device) throw Error(*of_device);
+  return true;
 }
 
 void StreamCommunicator::drain() {

@@ -113,7 +113,7 @@ class StreamCommunicator {
   [[noreturn]] void fail(const Error& error);
   void end(const Error& error) noexcept;
   void look();
-  void look_at_words();
+  bool look_at_words();
 
   const std::unique_ptr<Bootstrap> bootstrap_;
   const Config config_;

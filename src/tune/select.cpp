@@ -51,14 +51,14 @@ struct Row {
 // those that lose least in either state. Slices of their Reduce: on an AMD EPYC (Zen 4) of 2 cores,
 // where the root folds one while the other rank copies the next. 17 to 32 ranks again up to 128
 // KiB, and Reduces of 31: on 32 cores on 2026-11-25. Up to 8 ranks again on 2026-11-26, on 16 cores
-// of an Intel Xeon and 2 of another, with returning_two_shot: what hands a line back and forth may
-// be slow elsewhere. On an AMD EPYC (Zen 4) it is not, cores near or far: there with 2 ranks on
-// 2026-11-28. 9 to 32 ranks up to 2 KiB again that day, on 16
-// and 32 cores of Intel Xeons, and what else was slower by a tenth than another row there, up to 16
-// ranks; then 17 to 64 ranks up to 32 KiB, on 64 cores; and on the evening of that day, when ranks
-// took lines back, short allreduces of 2 to 16 ranks and Reduces of 5 to 16; and then what goes by
-// ring, since chunks stay where they set out: 3 to 32 ranks, inputs that are written before each
-// call, five machines.
+// of an Intel Xeon and 2 of another, with returning_two_shot. 9 to 32 ranks up to 2 KiB again that
+// day, on 16 and 32 cores of Intel Xeons, and what else was slower by a tenth than another row
+// there, up to 16 ranks; then 17 to 64 ranks up to 32 KiB, on 64 cores; and on the evening of that
+// day, when ranks took lines back, short allreduces of 2 to 16 ranks and Reduces of 5 to 16; and
+// then what goes by ring, since chunks stay where they set out: 3 to 32 ranks, inputs that are
+// written before each call, five machines. Allreduces of 2 ranks by returning_two_shot on an AMD
+// EPYC (Zen 4), cores near and far, on 2026-11-28; on other processors than Intel's for more ranks
+// by nobody: what hands a line back and forth may be slow there.
 // clang-format off
 constexpr bool kIntel = true;
 constexpr Row kAllreduce[] = {

@@ -503,6 +503,8 @@ TEST_F(StreamRanks, WhoAsksTheDriverHasAskedThePeers) {
   trib_result error = TRIB_SUCCESS;
   EXPECT_EQ(trib_comm_query(comms[0], &error), TRIB_SUCCESS);
   EXPECT_EQ(error, TRIB_ERROR_PEER) << trib_last_error();
+  EXPECT_EQ(trib_comm_query(comms[0], &error), TRIB_SUCCESS);
+  EXPECT_EQ(error, TRIB_ERROR_PEER) << "known by now";
   EXPECT_FALSE(is_driver_asked);
 }
 

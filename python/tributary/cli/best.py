@@ -56,11 +56,8 @@ def _names(text: str) -> list[str]:
 
 
 # Of Open MPI's collectives: of another name it says nothing, and does as it always does.
-_COMPONENTS = [
-    *("acoll", "adapt", "basic", "han", "hcoll", "inter", "libnbc"),
-    *("self", "sm", "sync", "tuned", "ucc", "xhc"),
-]
-_ACCEPTED = f"{', '.join(mpi.NAMES)}, and openmpi+COMPONENT ({', '.join(_COMPONENTS)})"
+_COMPONENTS = "acoll, adapt, basic, han, hcoll, inter, libnbc, self, sm, sync, tuned, ucc, xhc"
+_ACCEPTED = f"{', '.join(mpi.NAMES)}, and openmpi+COMPONENT ({_COMPONENTS})"
 
 
 def jobs_of(parsed: argparse.Namespace) -> list[Job]:
@@ -73,7 +70,7 @@ def jobs_of(parsed: argparse.Namespace) -> list[Job]:
     for name in _names(parsed.mpi):
         vendor, _, component = name.partition("+")
         if vendor not in mpi.NAMES or (
-            name != vendor and (vendor != "openmpi" or component not in _COMPONENTS)
+            name != vendor and (vendor != "openmpi" or component not in _COMPONENTS.split(", "))
         ):
             raise UserError(f"--mpi: {name or 'an empty name'} is none of {_ACCEPTED}")
         words = argparse.Namespace(**{**vars(parsed), "mpi": vendor})
