@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "comm/staging.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <new>
@@ -113,12 +114,23 @@ void PinnedPool::give_back(const Piece& piece) {
     free_.emplace(piece.bytes, piece.memory);
 }
 
+namespace {
+
+/// Of which only what is touched takes memory: parts of a buffer may be far from each other.
+void* map(std::size_t bytes) {
+  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
 void* StagingBuffer::get(const DeviceBackend& device, std::size_t bytes) {
   if (bytes <= piece_.bytes) return piece_.memory;
   release();
   PinnedPool::Piece piece = PinnedPool::of_process().take(device, bytes);
-  if (piece.memory == nullptr) piece = {std::malloc(bytes), bytes, 0};
-  if (piece.memory == nullptr) throw std::bad_alloc();
+  if (piece.memory == nullptr) piece = {map(bytes), bytes, 0};
   piece_ = piece;
   return piece_.memory;
 }
@@ -127,8 +139,57 @@ void StagingBuffer::give_back() {
   if (piece_.allocation != 0)
     PinnedPool::of_process().give_back(piece_);
   else
-    std::free(piece_.memory);
+    ::munmap(piece_.memory, piece_.bytes);
   piece_ = {};
+}
+
+// ------------------------------------------------------------------------------ parts far apart
+
+std::ptrdiff_t ShiftedMemory::map(std::vector<Range> ranges) {
+  unmap();
+  constexpr std::uintptr_t kPage = 64u << 10;  // no machine has longer ones
+  for (auto& [begin, end] : ranges) {
+    begin = begin / kPage * kPage;
+    end = (end + kPage - 1) / kPage * kPage;
+  }
+  std::ranges::sort(ranges, {}, &Range::begin);
+  std::vector<Range> joined;
+  for (const Range& range : ranges) {
+    if (!joined.empty() && range.begin <= joined.back().end)
+      joined.back().end = std::max(joined.back().end, range.end);
+    else
+      joined.push_back(range);
+  }
+  // Downwards: the stack is where addresses end. An odd number of some GiB, as others take round
+  // ones.
+  constexpr std::uintptr_t kStep = 1237ull << 30;
+  for (std::uintptr_t distance = kStep; distance <= 32 * kStep; distance += kStep)
+    if (map_at(joined, std::uintptr_t{0} - distance)) return -static_cast<std::ptrdiff_t>(distance);
+  throw std::bad_alloc();
+}
+
+bool ShiftedMemory::map_at(const std::vector<Range>& ranges, std::uintptr_t distance) {
+  for (const Range& range : ranges) {
+    auto* const wanted = reinterpret_cast<void*>(range.begin + distance);
+    const std::size_t bytes = range.end - range.begin;
+    void* const memory =
+        ::mmap(wanted, bytes, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (memory != MAP_FAILED) {
+      const auto at = reinterpret_cast<std::uintptr_t>(memory);
+      mapped_.push_back({at, at + bytes});
+    }
+    if (memory != wanted) {  // taken; a kernel that does not know the flag chooses another place
+      unmap();
+      return false;
+    }
+  }
+  return true;
+}
+
+void ShiftedMemory::unmap() {
+  for (const auto& [begin, end] : mapped_) ::munmap(reinterpret_cast<void*>(begin), end - begin);
+  mapped_.clear();
 }
 
 }  // namespace trib

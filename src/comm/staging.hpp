@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "backend/backend.hpp"
 
@@ -85,6 +86,33 @@ class StagingBuffer {
   void give_back();
 
   PinnedPool::Piece piece_;  // of allocation 0: ordinary memory
+};
+
+/// Host memory at one distance from each of some ranges of addresses, for a buffer whose parts are
+/// so far from each other that one range with all of them cannot be had.
+class ShiftedMemory {
+ public:
+  struct Range {
+    std::uintptr_t begin = 0, end = 0;
+  };
+
+  ShiftedMemory() = default;
+  ~ShiftedMemory() { unmap(); }
+  ShiftedMemory(ShiftedMemory&& other) noexcept { std::swap(mapped_, other.mapped_); }
+  ShiftedMemory& operator=(ShiftedMemory&& other) noexcept {
+    std::swap(mapped_, other.mapped_);
+    return *this;
+  }
+
+  /// The distance, in bytes, from the ranges to memory in their stead; a multiple of a page's.
+  /// Throws std::bad_alloc.
+  std::ptrdiff_t map(std::vector<Range> ranges);
+
+ private:
+  bool map_at(const std::vector<Range>& ranges, std::uintptr_t distance);
+  void unmap();
+
+  std::vector<Range> mapped_;
 };
 
 }  // namespace trib

@@ -43,10 +43,11 @@ namespace trib::mpi {
   X(Iallgather) X(Igather) X(Test) X(Iprobe) X(Grequest_start) X(Grequest_complete)                       \
   X(Get_library_version) X(Add_error_class) X(Add_error_code) X(Add_error_string) X(Error_string)         \
   X(Error_class) X(Test_cancelled) X(Get_elements_x)                                                      \
-  X(Info_get) X(Type_size) X(Type_get_extent) X(Type_get_true_extent) X(Type_get_envelope)                \
+  X(Info_get) X(Type_size) X(Type_size_x) X(Type_get_extent) X(Type_get_true_extent)                      \
+  X(Type_get_envelope) X(Type_get_contents)                                                               \
   X(Pack_size) X(Pack_external_size) X(Pack) X(Unpack)                                                    \
   X(Topo_test) X(Cartdim_get) X(Cart_shift) X(Graph_neighbors_count) X(Dist_graph_neighbors_count)        \
-  X(Type_contiguous) X(Type_commit) X(Type_free) X(Type_set_name)                                         \
+  X(Type_contiguous) X(Type_commit) X(Type_dup) X(Type_free) X(Type_set_name)                             \
   X(Type_create_keyval) X(Type_free_keyval) X(Type_set_attr)                                              \
   X(Op_create) X(Op_free)                                                                                 \
   X(Recv_init) X(Start) X(Request_free) X(Wait) X(Waitany) X(Waitsome)                                    \

@@ -9,6 +9,7 @@
 #include "base/log.hpp"
 #include "mpi/communicators.hpp"
 #include "mpi/judge.hpp"
+#include "mpi/layouts.hpp"
 #include "mpi/library.hpp"
 #include "mpi/liveness.hpp"
 #include "mpi/requests.hpp"

@@ -67,158 +67,6 @@ bool is_staging_wanted() {
   return !is_aware;
 }
 
-// --------------------------------------------------------------------------------------- types
-
-/// Bytes from the address that MPI is given.
-struct Span {
-  std::ptrdiff_t begin = 0, end = 0;
-  std::size_t bytes() const { return static_cast<std::size_t>(end - begin); }
-};
-
-Span hull(Span a, Span b) {
-  if (a.bytes() == 0) return b;
-  if (b.bytes() == 0) return a;
-  return {std::min(a.begin, b.begin), std::max(a.end, b.end)};
-}
-
-/// May leave what the address points to: no pointer arithmetic.
-Word moved(Word address, std::ptrdiff_t bytes) {
-  return static_cast<Word>(static_cast<std::uintptr_t>(address) +
-                           static_cast<std::uintptr_t>(bytes));
-}
-
-void add(Pieces& pieces, Piece piece) {
-  if (piece.width == 0 || piece.count == 0) return;
-  const auto steps = static_cast<std::ptrdiff_t>(piece.count - 1);
-  if (piece.pitch < 0) {
-    piece.begin += steps * piece.pitch;
-    piece.pitch = -piece.pitch;
-  }
-  if (piece.count == 1 || piece.pitch <= static_cast<std::ptrdiff_t>(piece.width)) {
-    piece.width += static_cast<std::size_t>(steps * piece.pitch);
-    piece.count = 1;
-    piece.pitch = 0;
-    if (!pieces.empty() && pieces.back().count == 1 &&
-        pieces.back().begin + static_cast<std::ptrdiff_t>(pieces.back().width) == piece.begin) {
-      pieces.back().width += piece.width;
-      return;
-    }
-  }
-  pieces.push_back(piece);
-}
-
-/// How elements of a type lie in memory.
-struct Layout {
-  MPI_Aint extent = 0;  // from one element to the next; negative: backwards
-  MPI_Aint true_lb = 0, true_extent = 0;
-  int size = 0;           // of the data; MPI_UNDEFINED where that is no int
-  bool is_plain = false;  // a predefined type without gaps: the first bytes of a message go first
-
-  Span span(std::size_t count) const {
-    if (count == 0 || true_extent == 0) return {};
-    const MPI_Aint last = static_cast<MPI_Aint>(count - 1) * extent;
-    return {true_lb + std::min<MPI_Aint>(last, 0),
-            true_lb + true_extent + std::max<MPI_Aint>(last, 0)};
-  }
-};
-
-std::optional<Layout> layout_of(MPI_Datatype type) {
-  if (is_null(type)) return {};
-  const Library& mpi = library();
-  Layout layout;
-  MPI_Aint lb = 0;
-  int integers = 0, addresses = 0, types = 0, combiner = 0;
-  if (mpi.Type_get_extent(type, &lb, &layout.extent) != MPI_SUCCESS ||
-      mpi.Type_get_true_extent(type, &layout.true_lb, &layout.true_extent) != MPI_SUCCESS ||
-      mpi.Type_size(type, &layout.size) != MPI_SUCCESS ||
-      mpi.Type_get_envelope(type, &integers, &addresses, &types, &combiner) != MPI_SUCCESS)
-    return {};
-  layout.is_plain = combiner == MPI_COMBINER_NAMED && layout.size == layout.true_extent &&
-                    layout.size == layout.extent;
-  return layout;
-}
-
-/// What is between the gaps of an element. The MPI is asked: a type may be made in a dozen ways,
-/// but all of them unpack.
-struct Inside {
-  Pieces pieces;
-  bool is_known = true;  // false: `pieces` may hold gaps
-};
-
-Pieces pieces_of(const std::vector<unsigned char>& mask, std::ptrdiff_t begin) {
-  Pieces runs;
-  const unsigned char* const first = mask.data();
-  const unsigned char* const end = first + mask.size();
-  for (const unsigned char* at = first;;) {
-    at = static_cast<const unsigned char*>(
-        std::memchr(at, 0xff, static_cast<std::size_t>(end - at)));
-    if (!at) break;
-    const unsigned char* const gap = std::find(at, end, 0);
-    const Piece run{begin + (at - first), static_cast<std::size_t>(gap - at)};
-    Piece* const last = runs.empty() ? nullptr : &runs.back();
-    const std::ptrdiff_t pitch = last ? run.begin - last->begin : 0;
-    if (last && last->width == run.width &&
-        (last->count == 1 ||
-         last->begin + static_cast<std::ptrdiff_t>(last->count) * last->pitch == run.begin)) {
-      if (last->count++ == 1) last->pitch = pitch;
-    } else {
-      runs.push_back(run);
-    }
-    if (gap == end) break;
-    at = gap;
-  }
-  return runs;
-}
-
-/// `comm`: any, for the MPI to find its way to pack; null: MPI_COMM_SELF.
-Inside look_inside(MPI_Datatype type, const Layout& layout, MPI_Comm comm) {
-  const auto extent = static_cast<std::size_t>(layout.true_extent);
-  const Inside whole{{{layout.true_lb, extent}}, layout.size == layout.true_extent};
-  if (whole.is_known) return whole;
-  const Library& mpi = library();
-  int bytes = 0, position = 0;
-  if (comm == MPI_COMM_NULL && is_world_running()) comm = MPI_COMM_SELF;
-  // A size that is no int: the packed form would not fit one either.
-  if (layout.size < 0 || comm == MPI_COMM_NULL ||
-      mpi.Pack_size(1, type, comm, &bytes) != MPI_SUCCESS)
-    return whole;
-  std::vector<unsigned char> mask(extent, 0xff), packed(static_cast<std::size_t>(bytes));
-  auto* const element = reinterpret_cast<void*>(moved(to_word(mask.data()), -layout.true_lb));
-  if (mpi.Pack(element, 1, type, packed.data(), bytes, &position, comm) != MPI_SUCCESS)
-    return whole;
-  std::fill(mask.begin(), mask.end(), 0);
-  position = 0;
-  if (mpi.Unpack(packed.data(), bytes, &position, element, 1, type, comm) != MPI_SUCCESS)
-    return whole;
-  return {pieces_of(mask, layout.true_lb), true};
-}
-
-// Of derived types with gaps, by handle; an attribute tells when a type is freed.
-constinit Immortal<HandleMap> insides;
-
-int copy_nothing(MPI_Datatype, int, void*, void*, void*, int* flag) {
-  *flag = 0;
-  return MPI_SUCCESS;
-}
-int forget(MPI_Datatype type, int, void*, void*) {
-  delete reinterpret_cast<Inside*>(insides->erase(to_word(type)));
-  return MPI_SUCCESS;
-}
-
-/// `scratch` may come to hold what is returned.
-const Inside& inside_of(MPI_Datatype type, const Layout& layout, MPI_Comm comm, Inside& scratch) {
-  if (const auto known = insides->find(to_word(type))) return *reinterpret_cast<Inside*>(known);
-  scratch = look_inside(type, layout, comm);
-  if (layout.size == layout.true_extent) return scratch;  // quickly said again
-  const Library& mpi = library();
-  int keyval = 0;
-  if (mpi.Type_create_keyval(copy_nothing, forget, &keyval, nullptr) != MPI_SUCCESS) return scratch;
-  if (mpi.Type_set_attr(type, keyval, nullptr) == MPI_SUCCESS)
-    insides->insert(to_word(type), reinterpret_cast<std::uintptr_t>(new Inside(scratch)));
-  mpi.Type_free_keyval(&keyval);  // lives on in the attribute
-  return scratch;
-}
-
 // ------------------------------------------------------------------------------------ arguments
 
 /// Some elements of a type, at a displacement from the buffer's address.
@@ -241,22 +89,6 @@ Span span_of(const Blocks& blocks) {
   return all;
 }
 
-/// Adds the bytes of `count` elements, the first of them at `at`, to `pieces`.
-void add(Pieces& pieces, const Pieces& element, std::ptrdiff_t extent, std::ptrdiff_t at,
-         std::size_t count) {
-  for (const Piece& run : element) {
-    // Rows of one element for all elements, or the other way round: whichever is fewer.
-    const bool is_by_element = count <= run.count;
-    for (std::size_t i = 0; i < std::min(count, run.count); ++i) {
-      const auto step = static_cast<std::ptrdiff_t>(i);
-      if (is_by_element)
-        add(pieces, {at + run.begin + step * extent, run.width, run.count, run.pitch});
-      else
-        add(pieces, {at + run.begin + step * run.pitch, run.width, count, extent});
-    }
-  }
-}
-
 /// Adds the bytes of the blocks, of a call on `comm`, to `pieces`. False: gaps may be among them.
 bool add(Pieces& pieces, const Blocks& blocks, MPI_Comm comm) {
   bool is_known = true;
@@ -267,6 +99,12 @@ bool add(Pieces& pieces, const Blocks& blocks, MPI_Comm comm) {
     add(pieces, inside.pieces, layout.extent, at, count);
   }
   return is_known;
+}
+
+/// May leave what the address points to: no pointer arithmetic.
+Word moved(Word address, std::ptrdiff_t bytes) {
+  return static_cast<Word>(static_cast<std::uintptr_t>(address) +
+                           static_cast<std::uintptr_t>(bytes));
 }
 
 bool is_in_place(Word word) { return word == to_word(MPI_IN_PLACE); }
@@ -432,7 +270,7 @@ class Arguments {
     const std::ptrdiff_t count = number(prototype_.at('n'));
     const auto layout = layout_of(type);
     if (!layout || count < 0) return -1;
-    if (layout->size < 0 || count > INT_MAX / std::max(layout->size, 1)) return kUnknown;
+    if (layout->size < 0 || count > INT_MAX / std::max<MPI_Count>(layout->size, 1)) return kUnknown;
     if (prototype_.has('e')) {
       const auto* const representation = reinterpret_cast<const char*>(words_[prototype_.at('e')]);
       MPI_Aint bytes = -1;
@@ -523,10 +361,6 @@ const DeviceBackend* device_beyond_mpi() {
   return is_wanted ? present_device() : nullptr;
 }
 
-void forget_layouts() noexcept {
-  for (const std::uintptr_t word : insides->clear()) delete reinterpret_cast<Inside*>(word);
-}
-
 // -------------------------------------------------------------------------------------- copies
 
 /// Finds what has to be copied.
@@ -543,13 +377,12 @@ class HostCopies::Maker {
     for (std::size_t argument = 0; argument < prototype_.text().size(); ++argument)
       if (arguments_.is_buffer(argument) && arguments_.is_significant(argument)) look_at(argument);
     std::unique_ptr<HostCopies> copies;
-    for (const Plan& plan : plans_) {
+    for (Plan& plan : plans_) {
       const Span all = hull(span_of(plan.read), span_of(plan.written));
       if (all.bytes() == 0) continue;
       // Not the buffer's own address: with a derived type that may be anywhere, as MPI_BOTTOM is.
-      const Word first = moved(plan.address, all.begin);
-      const Memory where = device_.where(reinterpret_cast<const void*>(first));
-      if (where != Memory::device && where != Memory::distant) continue;
+      if (plan.is_anywhere() ? !has_part_on_device(plan) : !is_on_device(plan.address, all.begin))
+        continue;
       if (!copies) copies.reset(new HostCopies(device_));
       copies->buffers_.push_back(buffer(plan, all));
       for (const std::size_t argument : plan.arguments)
@@ -565,7 +398,45 @@ class HostCopies::Maker {
     std::vector<std::size_t> arguments;
     Blocks read, written;
     bool is_read_anyway = false;  // all of `written` is in `read`
+
+    /// Its types have addresses, of any memory.
+    bool is_anywhere() const { return address == to_word(MPI_BOTTOM); }
   };
+
+  bool is_on_device(Word address, std::ptrdiff_t at) const {
+    const Memory where = device_.where(reinterpret_cast<const void*>(moved(address, at)));
+    return where == Memory::device || where == Memory::distant;
+  }
+  bool is_on_device(Word address, const Piece& piece) const {
+    const auto steps = static_cast<std::ptrdiff_t>(piece.count - 1);
+    return is_on_device(address, piece.begin) &&
+           (steps == 0 || is_on_device(address, piece.begin + steps * piece.pitch));
+  }
+  bool has_part_on_device(const Plan& plan) const {
+    Pieces pieces;
+    add(pieces, plan.read, communicator());
+    add(pieces, plan.written, communicator());
+    arrange(pieces, plan);
+    return !pieces.empty() && is_on_device(plan.address, pieces.front());
+  }
+  /// Of pieces anywhere: rows that are not all on the device one by one, behind those that are, as
+  /// the device's copies of rows go between it and the host.
+  void arrange(Pieces& pieces, const Plan& plan) const {
+    if (!plan.is_anywhere()) return;
+    const auto is_there = [&](const Piece& piece) { return is_on_device(plan.address, piece); };
+    const auto elsewhere = std::ranges::stable_partition(pieces, is_there);
+    Pieces single;
+    for (const Piece& rows : elsewhere)
+      for (std::size_t row = 0; row < rows.count; ++row)
+        single.push_back({rows.begin + static_cast<std::ptrdiff_t>(row) * rows.pitch, rows.width});
+    std::ranges::stable_partition(single, is_there);
+    pieces.erase(elsewhere.begin(), pieces.end());
+    pieces.insert(pieces.end(), single.begin(), single.end());
+  }
+  MPI_Comm communicator() const {
+    return prototype_.has_communicator() ? from_word<MPI_Comm>(words_[prototype_.communicator()])
+                                         : MPI_COMM_NULL;
+  }
 
   void look_at(std::size_t argument) {
     const char letter = arguments_.letter(argument);
@@ -616,21 +487,13 @@ class HostCopies::Maker {
   Buffer buffer(const Plan& plan, Span all) const {
     Buffer result;
     result.original = plan.address;
-    // As far from a multiple of 64 as the buffer: operators may rely on their elements' alignment.
-    constexpr std::uintptr_t kLine = 64;
-    const auto first = static_cast<std::uintptr_t>(moved(plan.address, all.begin));
-    const auto room =
-        reinterpret_cast<std::uintptr_t>(result.memory.get(device_, all.bytes() + 2 * kLine));
-    const std::uintptr_t copy = (room + kLine - 1) / kLine * kLine + first % kLine;
-    result.copy = moved(static_cast<Word>(copy), -all.begin);
-    const MPI_Comm comm = prototype_.has_communicator()
-                              ? from_word<MPI_Comm>(words_[prototype_.communicator()])
-                              : MPI_COMM_NULL;
+    const MPI_Comm comm = communicator();
     add(result.read, plan.read, comm);
     const bool is_known = add(result.written, plan.written, comm);
     const bool is_message =
         (prototype_.is_message() || prototype_.has('K')) && !plan.written.empty();
-    const bool has_length = is_message && is_known && tells_length(prototype_);
+    const bool has_length =
+        is_message && is_known && !plan.is_anywhere() && tells_length(prototype_);
     if (has_length) result.incoming = incoming(plan.written[0], comm);
     // What is not overwritten, in a gap, in an element that comes in part, or by a call that fails
     // unseen, comes back as it was.
@@ -639,7 +502,32 @@ class HostCopies::Maker {
          (prototype_.has('k') && arguments_.is_form_short()) ||
          may_hide_refusals(comm == MPI_COMM_NULL && is_world_running() ? MPI_COMM_SELF : comm)))
       add(result.read, plan.written, comm);
+    arrange(result.read, plan);
+    arrange(result.written, plan);
+    find_memory(result, all);
     return result;
+  }
+  void find_memory(Buffer& buffer, Span all) const {
+    constexpr std::size_t kFar = 64ull << 30;
+    if (all.bytes() > kFar) {
+      std::vector<ShiftedMemory::Range> ranges;
+      for (const Pieces* const pieces : {&buffer.read, &buffer.written})
+        for (const Piece& piece : *pieces) {
+          const auto begin = static_cast<std::uintptr_t>(moved(buffer.original, piece.begin));
+          ranges.push_back(
+              {begin,
+               begin + (piece.count - 1) * static_cast<std::size_t>(piece.pitch) + piece.width});
+        }
+      buffer.copy = moved(buffer.original, buffer.shifted.map(std::move(ranges)));
+      return;
+    }
+    // As far from a multiple of 64 as the buffer: operators may rely on their elements' alignment.
+    constexpr std::uintptr_t kLine = 64;
+    const auto first = static_cast<std::uintptr_t>(moved(buffer.original, all.begin));
+    const auto room =
+        reinterpret_cast<std::uintptr_t>(buffer.memory.get(device_, all.bytes() + 2 * kLine));
+    const std::uintptr_t copy = (room + kLine - 1) / kLine * kLine + first % kLine;
+    buffer.copy = moved(static_cast<Word>(copy), -all.begin);
   }
 
   /// MPICH 5.0.2 and Intel MPI 2021.18 put anything into the status of MPI_Isendrecv and

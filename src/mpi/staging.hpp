@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/staging.hpp"
+#include "mpi/layouts.hpp"
 #include "mpi/library.hpp"
 #include "mpi/prototypes.hpp"
 #include "mpi/translate.hpp"
@@ -25,17 +26,6 @@ bool is_device_in_use(std::span<const void* const> buffers = {}) noexcept;
 /// The device whose buffers must be kept from the MPI. Null: the process uses none, or the MPI
 /// takes its buffers. Throws Error if a setting is wrong.
 const DeviceBackend* device_beyond_mpi();
-
-/// The end of MPI: types mean nothing any more.
-void forget_layouts() noexcept;
-
-/// Rows of bytes, from the address that the MPI is given for a buffer.
-struct Piece {
-  std::ptrdiff_t begin = 0;
-  std::size_t width = 0, count = 1;
-  std::ptrdiff_t pitch = 0;
-};
-using Pieces = std::vector<Piece>;
 
 /// Copies of one call's buffers.
 class HostCopies {
@@ -70,6 +60,7 @@ class HostCopies {
     Pieces read, written;
     std::optional<Incoming> incoming;
     StagingBuffer memory;
+    ShiftedMemory shifted;  // in its place
   };
   class Maker;
 
