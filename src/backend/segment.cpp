@@ -23,8 +23,6 @@
 #include <mutex>
 #include <vector>
 
-#include "base/file.hpp"
-
 namespace trib {
 namespace {
 
@@ -196,11 +194,12 @@ Segment::~Segment() { budget_used -= bytes_per_rank_; }
 std::size_t Segment::used() { return budget_used; }
 
 std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_per_rank,
-                                       Config::Segment mode, std::string& why, std::size_t spare) {
+                                       Config::Segment mode, std::string& why, std::size_t spare,
+                                       File* kept) {
   if (mode == Config::Segment::automatic) {
-    auto segment = open(bootstrap, bytes_per_rank, Config::Segment::memfd, why, spare);
+    auto segment = open(bootstrap, bytes_per_rank, Config::Segment::memfd, why, spare, kept);
     return segment ? std::move(segment)
-                   : open(bootstrap, bytes_per_rank, Config::Segment::file, why, spare);
+                   : open(bootstrap, bytes_per_rank, Config::Segment::file, why, spare, kept);
   }
   bytes_per_rank = round_up(bytes_per_rank, page_bytes());
   const int rank = bootstrap.rank(), size = bootstrap.size();
@@ -311,6 +310,7 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
   }
   auto segment = std::unique_ptr<Segment>(new Segment(std::move(mapping), bytes_per_rank));
   share.keep();
+  if (kept != nullptr) *kept = std::move(file);
   return segment;
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/bootstrap.hpp"
 #include "base/config.hpp"
+#include "base/file.hpp"
 #include "base/pages.hpp"
 
 namespace trib {
@@ -21,10 +22,11 @@ class Segment {
   /// Collective. Null on all ranks alike if any of them cannot have it and leave `spare` bytes of
   /// kSegmentBudget (of which a page is always to be had); `why` then says what was missing. Nobody
   /// else can open the memory, and it vanishes with the last process that maps it, however that
-  /// ends; a file's name may stay behind until the next one is made.
+  /// ends; a file's name may stay behind until the next one is made. `kept`: takes the file, opened
+  /// by this rank for itself.
   static std::unique_ptr<Segment> open(Bootstrap& bootstrap, std::size_t bytes_per_rank,
                                        Config::Segment mode, std::string& why,
-                                       std::size_t spare = 0);
+                                       std::size_t spare = 0, File* kept = nullptr);
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;

@@ -154,6 +154,13 @@ std::unique_ptr<Channel> Channel::open(Bootstrap& bootstrap, const Config& confi
                  read_process(peer.process.pid, all[rank].nonce_at, &seen, sizeof seen) &&
                  seen == all[rank].nonce;
   }
+  // All ranks alike: they have seen the same.
+  const auto is_numbered_alike = [&](const Hello& hello) {
+    return hello.process.start_time != 0 && hello.process.numbering != 0 &&
+           hello.process.numbering == all[0].process.numbering;
+  };
+  if (!std::ranges::all_of(all, is_numbered_alike))
+    channel->life_locks_ = LifeLocks::open(bootstrap, config.segment);
   if (wants_to_attach) {
     std::vector<char> answers(size);
     const char answer = can_attach ? 1 : 0;
@@ -185,6 +192,7 @@ std::vector<std::unique_ptr<HostChannel>> Channel::branch(const Room& room, int 
         channel->small_bytes_, kTurningBytes / kWindows / static_cast<std::size_t>(size_ * count));
     channel->can_attach_ = can_attach_;
     channel->can_see_processes_ = can_see_processes_;
+    channel->life_locks_ = life_locks_;
     channels.push_back(std::move(channel));
   }
   return channels;
@@ -448,12 +456,14 @@ void Channel::check_order(int peer) const {
 // Only the rank that we wait for: another may have done its part and ended as it should. If one
 // that we need indirectly died, the rank in between finds out and fails, once it is there.
 void Channel::check_alive(int blocked_on) {
-  if (!can_see_processes_ || blocked_on < 0) return;
+  if (blocked_on < 0) return;
   const ProcessId& process = peers_[blocked_on].process;
-  if (is_ending(process))
+  if (can_see_processes_ ? is_ending(process) : has_left_lock(blocked_on))
     throw Error(Code::dead, "rank " + std::to_string(blocked_on) + " (process " +
                                 std::to_string(process.pid) + ") is gone");
 }
+
+bool Channel::has_left_lock(int rank) const { return life_locks_ && life_locks_->is_gone(rank); }
 
 /// This rank may end from here on without being missed.
 Channel::~Channel() {
@@ -503,7 +513,7 @@ bool Channel::have_all_left() {
         state.failed.load(std::memory_order_acquire) != 0)
       continue;
     // While it is ending, its GPU may still store into this rank's memory.
-    if (!can_see_processes_ || !is_gone(peers_[rank].process)) return false;
+    if (!(can_see_processes_ ? is_gone(peers_[rank].process) : has_left_lock(rank))) return false;
   }
   return true;
 }

@@ -36,6 +36,7 @@
 
 #include "backend/backend.hpp"
 #include "backend/host/scratch_stores.hpp"
+#include "backend/life_locks.hpp"
 #include "backend/segment.hpp"
 #include "base/process.hpp"
 #include "base/processor.hpp"
@@ -196,6 +197,7 @@ class Channel final : public HostChannel {
     return reinterpret_cast<Note*>(reinterpret_cast<std::byte*>(peers_[rank].control) + board_at_);
   }
   void map_control(std::shared_ptr<Segment> segment, std::size_t at);
+  bool has_left_lock(int rank) const;
   [[noreturn]] void disagree(int peer) const;
   void check_not_failed(int peer) const;
   bool compare(int peer);
@@ -215,6 +217,7 @@ class Channel final : public HostChannel {
   std::size_t cells_ = 0;          // per window
   std::size_t cell_stride_ = 0;    // bytes from one window to the next
   bool can_attach_ = false, can_see_processes_ = false;
+  std::shared_ptr<LifeLocks> life_locks_;  // where they cannot be seen
   std::atomic<bool> is_poisoned_{false};
   Signature current_;
   int suspect_ = -1;                    // a peer that has left our call, ...
