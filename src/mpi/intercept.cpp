@@ -160,6 +160,14 @@ int idup(Entry entry, Word parent, Words... words) {
   const int status = mpi.call(entry, parent, words...);
   return mpi.is_ours && status == MPI_SUCCESS ? note_idup(from_word<MPI_Comm>(parent)) : status;
 }
+
+/// Open MPI 4 has none, and programs that ask the loader take it to have one, as we do. Hints may
+/// be ignored.
+int idup_with_info(Word parent, Word info, Word child, Word request) {
+  return library().has(Entry::Comm_idup_with_info)
+             ? idup(Entry::Comm_idup_with_info, parent, info, child, request)
+             : idup(Entry::Comm_idup, parent, child, request);
+}
 #endif
 
 /// MPI_Comm_free and MPI_Comm_disconnect.
@@ -383,7 +391,7 @@ TRIB_REPLACE(MPI_Cart_sub, (Word comm, Word remain, Word child),
 TRIB_REPLACE(MPI_Comm_idup, (Word comm, Word child, Word request),
              return trib::mpi::idup(Entry::Comm_idup, comm, child, request))
 TRIB_REPLACE(MPI_Comm_idup_with_info, (Word comm, Word info, Word child, Word request),
-             return trib::mpi::idup(Entry::Comm_idup_with_info, comm, info, child, request))
+             return trib::mpi::idup_with_info(comm, info, child, request))
 #endif
 
 #if !TRIB_MPI_ABI

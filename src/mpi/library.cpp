@@ -279,7 +279,7 @@ int Library::call_with(Entry entry, std::span<const Word> words) const {
 int Library::missing(Entry entry) {
   log_once(Config::Log::error,
            std::string("no loaded MPI library has ") + kNames[static_cast<int>(entry)]);
-  return MPI_ERR_OTHER;
+  return MPI_ERR_UNSUPPORTED_OPERATION;
 }
 
 namespace {
