@@ -192,10 +192,19 @@ using trib::Form;
 using trib::mpi::Entry;
 using trib::mpi::Word;
 
-// The symbol `name` with parameters (Word a, ...), which does `body`.
-#define TRIB_REPLACE(name, parameters, ...)  \
-  int trib_##name parameters __asm__(#name); \
-  int trib_##name parameters { __VA_ARGS__; }
+// The symbol `name` with parameters (Word a, ...), which does `body`; for Fortran, as trib_`name`,
+// also where a tool is in front of it.
+#define TRIB_REPLACE(name, parameters, ...)   \
+  int trib_##name parameters __asm__(#name);  \
+  int trib_##name parameters { __VA_ARGS__; } \
+  TRIB_REPLACE_FOR_FORTRAN(name, parameters)
+#if TRIB_MPI_OPENMPI
+#define TRIB_REPLACE_FOR_FORTRAN(name, parameters)              \
+  int trib_for_fortran_##name parameters __asm__("trib_" #name) \
+      __attribute__((alias(#name), visibility("hidden")));
+#else
+#define TRIB_REPLACE_FOR_FORTRAN(name, parameters)
+#endif
 
 #define TRIB_ENTER(collective, width, form, ...) \
   return trib::mpi::enter<Collective::collective, width, Form::form>({__VA_ARGS__})

@@ -306,14 +306,52 @@ std::string elsewhere(const char* name) {
 std::string what_passes_by() {
   Dl_info ours{};
   dladdr(&found_library, &ours);
-  for (const char* const name :
-       {"MPI_Start", "MPI_Startall", "MPI_Wait", "MPI_Waitall", "MPI_Waitany", "MPI_Waitsome",
-        "MPI_Test", "MPI_Testall", "MPI_Testany", "MPI_Testsome", "MPI_Request_free",
-        "MPI_Request_get_status",
+  for (const char* const name : {"MPI_Start",
+                                 "MPI_Startall",
+                                 "MPI_Wait",
+                                 "MPI_Waitall",
+                                 "MPI_Waitany",
+                                 "MPI_Waitsome",
+                                 "MPI_Test",
+                                 "MPI_Testall",
+                                 "MPI_Testany",
+                                 "MPI_Testsome",
+                                 "MPI_Request_free",
+                                 "MPI_Request_get_status",
 #if TRIB_MPI_STATUS_LISTS
-        "MPI_Request_get_status_all", "MPI_Request_get_status_any", "MPI_Request_get_status_some",
+                                 "MPI_Request_get_status_all",
+                                 "MPI_Request_get_status_any",
+                                 "MPI_Request_get_status_some",
 #endif
-        "MPI_Cancel"})
+#if TRIB_MPI_OPENMPI  // of its Fortran the usual spelling, and mpi_f08
+                                 "mpi_start_",
+                                 "mpi_startall_",
+                                 "mpi_wait_",
+                                 "mpi_waitall_",
+                                 "mpi_waitany_",
+                                 "mpi_waitsome_",
+                                 "mpi_test_",
+                                 "mpi_testall_",
+                                 "mpi_testany_",
+                                 "mpi_testsome_",
+                                 "mpi_request_free_",
+                                 "mpi_request_get_status_",
+                                 "mpi_cancel_",
+                                 "mpi_start_f08_",
+                                 "mpi_startall_f08_",
+                                 "mpi_wait_f08_",
+                                 "mpi_waitall_f08_",
+                                 "mpi_waitany_f08_",
+                                 "mpi_waitsome_f08_",
+                                 "mpi_test_f08_",
+                                 "mpi_testall_f08_",
+                                 "mpi_testany_f08_",
+                                 "mpi_testsome_f08_",
+                                 "mpi_request_free_f08_",
+                                 "mpi_request_get_status_f08_",
+                                 "mpi_cancel_f08_",
+#endif
+                                 "MPI_Cancel"})
     if (const std::string file = elsewhere(name); !file.empty())
       return std::string(name) + " leads to " + file + " instead of " + ours.dli_fname;
   return {};
@@ -337,10 +375,35 @@ std::uint32_t which_set_up() {
 }
 
 std::uint32_t which_reduce() {
-  return which_come_here({"MPI_Allreduce", "MPI_Reduce", "MPI_Reduce_scatter",
-                          "MPI_Reduce_scatter_block", "MPI_Iallreduce", "MPI_Ireduce",
-                          "MPI_Ireduce_scatter", "MPI_Ireduce_scatter_block", "MPI_Allreduce_init",
-                          "MPI_Reduce_init", "MPI_Reduce_scatter_init",
+  return which_come_here({"MPI_Allreduce",
+                          "MPI_Reduce",
+                          "MPI_Reduce_scatter",
+                          "MPI_Reduce_scatter_block",
+                          "MPI_Iallreduce",
+                          "MPI_Ireduce",
+                          "MPI_Ireduce_scatter",
+                          "MPI_Ireduce_scatter_block",
+                          "MPI_Allreduce_init",
+                          "MPI_Reduce_init",
+                          "MPI_Reduce_scatter_init",
+#if TRIB_MPI_OPENMPI
+                          "mpi_allreduce_",
+                          "mpi_reduce_",
+                          "mpi_reduce_scatter_",
+                          "mpi_reduce_scatter_block_",
+                          "mpi_iallreduce_",
+                          "mpi_ireduce_",
+                          "mpi_ireduce_scatter_",
+                          "mpi_ireduce_scatter_block_",
+                          "mpi_allreduce_f08_",
+                          "mpi_reduce_f08_",
+                          "mpi_reduce_scatter_f08_",
+                          "mpi_reduce_scatter_block_f08_",
+                          "mpi_iallreduce_f08_",
+                          "mpi_ireduce_f08_",
+                          "mpi_ireduce_scatter_f08_",
+                          "mpi_ireduce_scatter_block_f08_",
+#endif
                           "MPI_Reduce_scatter_block_init"});
 }
 

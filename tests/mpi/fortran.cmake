@@ -24,7 +24,11 @@ foreach(family mpich openmpi)
   foreach(source mpif.F90 mpi.F90 mpi_f08.F90)
     cmake_path(GET source STEM name)
     set(served --expect "  reduce_scatter_block ")
-    if(family STREQUAL mpich AND NOT name STREQUAL mpi_f08)  # which completes its requests by itself
+    if(family STREQUAL openmpi)
+      foreach(form iallreduce ireduce ireduce_scatter ireduce_scatter_block)
+        list(APPEND served --expect "  ${form} ")
+      endforeach()
+    elseif(NOT name STREQUAL mpi_f08)  # which completes its requests by itself
       foreach(form iallreduce allreduce_init reduce_init reduce_scatter_init reduce_scatter_block_init)
         list(APPEND served --expect "  ${form} ")
       endforeach()
@@ -48,17 +52,22 @@ foreach(family mpich openmpi)
     trib_mpi_test(fortran-${name}-local ${mpi} 2 --env TRIB_STATS=1 --expect "fortran: fine" ${served} --expect "  user-defined operator "
                   -- ${CMAKE_CURRENT_BINARY_DIR}/mpi_local ${program}.so)
   endforeach()
-  if(family STREQUAL mpich)
-    set(program ${CMAKE_CURRENT_BINARY_DIR}/fortran_staged_${family})
-    add_custom_command(OUTPUT ${program}
-      COMMAND ${TRIB_FORTRAN_${family}} -O1 -w -cpp -fallow-argument-mismatch -J${CMAKE_CURRENT_BINARY_DIR}
-              ${CMAKE_CURRENT_SOURCE_DIR}/fortran/staged.F90 -o ${program}
-      DEPENDS fortran/staged.F90)
-    add_custom_target(build_fortran_staged_${family} ALL DEPENDS ${program})
-    add_dependencies(mpi_tests build_fortran_staged_${family})
-    trib_mpi_gpu_test(fortran-staged ${mpi} 1,2,3 --expect "things checked" ${program})
-    trib_mpi_protected_test(fortran-staged-protected ${mpi} 1,2,3 --env TRIB_STATS=1 --expect "things checked"
-                            --expect "GPU buffers through host memory" ${program})
+  set(program ${CMAKE_CURRENT_BINARY_DIR}/fortran_staged_${family})
+  string(TOUPPER ${family} FAMILY)
+  add_custom_command(OUTPUT ${program}
+    COMMAND ${TRIB_FORTRAN_${family}} -O1 -w -cpp -D${FAMILY} -fallow-argument-mismatch -J${CMAKE_CURRENT_BINARY_DIR}
+            ${CMAKE_CURRENT_SOURCE_DIR}/fortran/staged.F90 -o ${program}
+    DEPENDS fortran/staged.F90)
+  add_custom_target(build_fortran_staged_${family} ALL DEPENDS ${program})
+  add_dependencies(mpi_tests build_fortran_staged_${family})
+  trib_mpi_gpu_test(fortran-staged ${mpi} 2,3 --expect "things checked" ${program})
+  set(ranks 1,2,3)
+  if(family STREQUAL openmpi)  # whose own MPI_Recv on one rank says nothing of a message that is too long
+    set(ranks 2,3)
+  endif()
+  trib_mpi_protected_test(fortran-staged-protected ${mpi} ${ranks} --env TRIB_STATS=1 --expect "things checked"
+                          --expect "GPU buffers through host memory" ${program})
+  if(family STREQUAL mpich)  # Open MPI's own MPI_Waitsome of mpi_f08 goes wrong where a request fails
     trib_mpi_test(fortran-staged-without ${mpi} 1,2 --no-preload --expect "things checked" -- ${program} host)
   endif()
   if(TARGET mpi_communicators_${family} AND NOT TRIB_PRELOADS STREQUAL "")

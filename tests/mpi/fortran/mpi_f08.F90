@@ -1,6 +1,8 @@
 ! SPDX-License-Identifier: BSD-3-Clause
 #define REQUEST_T type(MPI_Request)
 #define OP_T type(MPI_Op)
+#define STATUS_T type(MPI_Status)
+#define STATUS_SHAPE
 #define OPTIONAL_IERROR
 subroutine add_up(in, inout, n, datatype)
   use mpi_f08
