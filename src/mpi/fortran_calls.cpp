@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Open MPI's Fortran functions call PMPI_ straight away. Those of nonblocking reductions, those
-// that start, end and look at requests, and, where the process uses a device, those of
-// prototypes.hpp are made here by what stands for the functions of C, which sees to the rest. Their
-// symbols are fortran_calls.inc's, which CMakeLists.txt makes.
+// Open MPI's Fortran functions call PMPI_ straight away. Those of nonblocking reductions, barriers
+// and new communicators, those that start, end and look at requests, and, where the process uses a
+// device, those of prototypes.hpp are made here by what stands for the functions of C, which sees
+// to the rest. Their symbols are fortran_calls.inc's, which CMakeLists.txt makes.
 //
 // Not those with a list of types, the packed forms of a named representation, and persistent forms:
 // programs of Debian's Open MPI have none.
@@ -35,6 +35,7 @@ int fortran_true() {
 //   x, X   status, list of them
 //   l      logical that comes out
 //   j      index that comes out; w, J: how many, and list of them
+//   f, G   communicator that comes out; group
 template <std::size_t N>
 class WordsOfC {
  public:
@@ -73,6 +74,12 @@ class WordsOfC {
       case 'c':
       case 'C':
         return to_word(mpi.Comm_f2c(integer(i)));
+      case 'i':
+        return to_word(mpi.Info_f2c(integer(i)));
+      case 'G':
+        return to_word(mpi.Group_f2c(integer(i)));
+      case 'f':
+        return to_word(&child_);
       case 'm':
         message_ = mpi.Message_f2c(integer(i));
         return to_word(&message_);
@@ -118,6 +125,9 @@ class WordsOfC {
       case 'm':
         integer(i) = mpi.Message_c2f(message_);
         break;
+      case 'f':
+        if (result == MPI_SUCCESS) integer(i) = mpi.Comm_c2f(child_);
+        break;
       case 'q':
       case 'Q':
         if (result == MPI_SUCCESS) integer(i) = mpi.Request_c2f(request_);
@@ -149,6 +159,7 @@ class WordsOfC {
   std::string_view letters_;
   const std::array<void*, N>& arguments_;
   MPI_Request request_ = MPI_REQUEST_NULL;
+  MPI_Comm child_ = MPI_COMM_NULL;
   MPI_Message message_{};
   std::vector<MPI_Request> requests_;
 };
@@ -212,21 +223,17 @@ void through_c(const FortranFunction& original, int (*of_c)(Words...), std::stri
 #define TRIB_WORD_TYPES_11 TRIB_WORD_TYPES_10, Word
 #define TRIB_WORD_TYPES_12 TRIB_WORD_TYPES_11, Word
 
-// In `when`, the Fortran functions of MPI_`Name` are made by what stands for that.
-#define TRIB_THROUGH_C(Name, lower, UPPER, count, letters, when)                            \
-  int trib_##Name(TRIB_WORD_TYPES_##count) __asm__("trib_MPI_" #Name);                      \
-  void lower##_(TRIB_POINTERS_##count, int* ierror) {                                       \
-    static constinit FortranFunction original({#lower "_", #lower, #lower "__", #UPPER});   \
-    trib::mpi::through_c<When::when>(original, trib_##Name, letters, ierror,                \
-                                     TRIB_ARGUMENTS_##count);                               \
-  }                                                                                         \
-  void lower(TRIB_POINTERS_##count, int* ierror) __attribute__((alias(#lower "_")));        \
-  void lower##__(TRIB_POINTERS_##count, int* ierror) __attribute__((alias(#lower "_")));    \
-  void UPPER(TRIB_POINTERS_##count, int* ierror) __attribute__((alias(#lower "_")));        \
-  void lower##_f08_(TRIB_POINTERS_##count, int* ierror) {                                   \
-    static constinit FortranFunction original({#lower "_f08_", nullptr, nullptr, nullptr}); \
-    trib::mpi::through_c<When::when>(original, trib_##Name, letters, ierror,                \
-                                     TRIB_ARGUMENTS_##count);                               \
+// In `when`, the Fortran functions of MPI_`Name` are made by what stands for that. Of mpif.h in the
+// spelling of all compilers of today: mpi_send without an underscore may be a program's own.
+#define TRIB_THROUGH_C(Name, lower, count, letters, when)              \
+  int trib_##Name(TRIB_WORD_TYPES_##count) __asm__("trib_MPI_" #Name); \
+  TRIB_THROUGH_C_AS(lower##_, Name, count, letters, when)              \
+  TRIB_THROUGH_C_AS(lower##_f08_, Name, count, letters, when)
+#define TRIB_THROUGH_C_AS(symbol, Name, count, letters, when)                        \
+  void symbol(TRIB_POINTERS_##count, int* ierror) {                                  \
+    static constinit FortranFunction original({#symbol, nullptr, nullptr, nullptr}); \
+    trib::mpi::through_c<When::when>(original, trib_##Name, letters, ierror,         \
+                                     TRIB_ARGUMENTS_##count);                        \
   }
 
 using trib::mpi::FortranFunction;

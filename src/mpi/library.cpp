@@ -369,8 +369,27 @@ std::uint32_t which_come_here(std::initializer_list<const char*> names) {
 }  // namespace
 
 std::uint32_t which_set_up() {
-  return which_come_here({"MPI_Barrier", "MPI_Comm_dup", "MPI_Comm_dup_with_info", "MPI_Comm_split",
-                          "MPI_Comm_split_type", "MPI_Comm_create", "MPI_Cart_create",
+  return which_come_here({"MPI_Barrier",
+                          "MPI_Comm_dup",
+                          "MPI_Comm_dup_with_info",
+                          "MPI_Comm_split",
+                          "MPI_Comm_split_type",
+                          "MPI_Comm_create",
+                          "MPI_Cart_create",
+#if TRIB_MPI_OPENMPI
+                          "mpi_barrier_",
+                          "mpi_comm_dup_",
+                          "mpi_comm_dup_with_info_",
+                          "mpi_comm_split_",
+                          "mpi_comm_split_type_",
+                          "mpi_comm_create_",
+                          "mpi_barrier_f08_",
+                          "mpi_comm_dup_f08_",
+                          "mpi_comm_dup_with_info_f08_",
+                          "mpi_comm_split_f08_",
+                          "mpi_comm_split_type_f08_",
+                          "mpi_comm_create_f08_",
+#endif
                           "MPI_Cart_sub"});
 }
 

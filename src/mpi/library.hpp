@@ -54,7 +54,8 @@ namespace trib::mpi {
   X(Testall) X(Testany) X(Testsome) X(Request_get_status)                                                 \
   TRIB_PMPI_FORTRAN(X)
 #if TRIB_MPI_OPENMPI
-#define TRIB_PMPI_FORTRAN(X) X(Comm_f2c) X(Type_f2c) X(Op_f2c) X(Request_f2c) X(Request_c2f) X(Message_f2c) X(Message_c2f)
+#define TRIB_PMPI_FORTRAN(X) X(Comm_f2c) X(Comm_c2f) X(Type_f2c) X(Op_f2c) X(Request_f2c) X(Request_c2f) X(Message_f2c)   \
+  X(Message_c2f) X(Info_f2c) X(Group_f2c)
 #else
 #define TRIB_PMPI_FORTRAN(X)
 #endif

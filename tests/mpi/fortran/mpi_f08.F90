@@ -1,6 +1,8 @@
 ! SPDX-License-Identifier: BSD-3-Clause
 #define REQUEST_T type(MPI_Request)
 #define OP_T type(MPI_Op)
+#define COMM_T type(MPI_Comm)
+#define GROUP_T type(MPI_Group)
 #define STATUS_T type(MPI_Status)
 #define STATUS_SHAPE
 #define OPTIONAL_IERROR
