@@ -215,6 +215,7 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--compare", "mpi,none"): ("--compare", "none stands alone"),
         ("allreduce", "--compare", "nccl"): ("--compare", "GPU buffers", "--memory cuda", "mpi"),
         ("allreduce", "--compare", "mpi,nccl"): ("--compare nccl", "--memory cuda"),
+        ("allreduce", "--compare", "gemv"): ("--compare TRIB_ENGINE=gemv", "--memory cuda"),
         ("allreduce", "--memory", "cuda", "--compare", "x"): ("--compare", "mpi", "nccl", "none"),
         ("allreduce", "--memory", "cuda", "--compare", "floor"): ("--compare", "floor", "none"),
         ("allreduce", "--compare", "intel"): ("--compare intel", "--memory cuda", "--mpi intel"),

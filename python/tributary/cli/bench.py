@@ -227,6 +227,8 @@ def _compare(parsed: argparse.Namespace) -> str:
                 raise UserError(f"--compare {word}: {what}; of a communicator are {of_ranks}")
             if not is_mpi:
                 raise UserError(f"--compare {word}: settings are for calls through MPI")
+            if variable == "TRIB_ENGINE" and parsed.memory == "host":
+                raise UserError(f"--compare {word}: engines are for GPU buffers: add --memory cuda")
             continue
         if word == "nccl" and parsed.memory == "host":
             raise UserError(
