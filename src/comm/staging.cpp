@@ -145,7 +145,8 @@ void StagingBuffer::give_back() {
 
 // ------------------------------------------------------------------------------ parts far apart
 
-std::ptrdiff_t ShiftedMemory::map(std::vector<Range> ranges) {
+std::ptrdiff_t ShiftedMemory::map(std::vector<Range> ranges,
+                                  const std::function<bool(std::ptrdiff_t)>& is_taken) {
   unmap();
   constexpr std::uintptr_t kPage = 64u << 10;  // no machine has longer ones
   for (auto& [begin, end] : ranges) {
@@ -163,8 +164,11 @@ std::ptrdiff_t ShiftedMemory::map(std::vector<Range> ranges) {
   // Downwards: the stack is where addresses end. An odd number of some GiB, as others take round
   // ones.
   constexpr std::uintptr_t kStep = 1237ull << 30;
-  for (std::uintptr_t distance = kStep; distance <= 32 * kStep; distance += kStep)
-    if (map_at(joined, std::uintptr_t{0} - distance)) return -static_cast<std::ptrdiff_t>(distance);
+  for (std::uintptr_t step = kStep; step <= 32 * kStep; step += kStep) {
+    const std::ptrdiff_t distance = -static_cast<std::ptrdiff_t>(step);
+    if (!is_taken(distance) && map_at(joined, static_cast<std::uintptr_t>(distance)))
+      return distance;
+  }
   throw std::bad_alloc();
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -104,9 +105,10 @@ class ShiftedMemory {
     return *this;
   }
 
-  /// The distance, in bytes, from the ranges to memory in their stead; a multiple of a page's.
-  /// Throws std::bad_alloc.
-  std::ptrdiff_t map(std::vector<Range> ranges);
+  /// The distance, in bytes, from the ranges to memory in their stead: a multiple of a page's, and
+  /// none of which `is_taken`. Throws std::bad_alloc.
+  std::ptrdiff_t map(std::vector<Range> ranges,
+                     const std::function<bool(std::ptrdiff_t)>& is_taken);
 
  private:
   bool map_at(const std::vector<Range>& ranges, std::uintptr_t distance);

@@ -384,7 +384,7 @@ class HostCopies::Maker {
       if (plan.is_anywhere() ? !has_part_on_device(plan) : !is_on_device(plan.address, all.begin))
         continue;
       if (!copies) copies.reset(new HostCopies(device_));
-      copies->buffers_.push_back(buffer(plan, all));
+      copies->buffers_.push_back(buffer(plan, all, copies->buffers_));
       for (const std::size_t argument : plan.arguments)
         words_[argument] = copies->buffers_.back().copy;
     }
@@ -484,7 +484,8 @@ class HostCopies::Maker {
     return arguments_.blocks(argument, arguments_.letter(argument));
   }
 
-  Buffer buffer(const Plan& plan, Span all) const {
+  /// `others`: of the same call.
+  Buffer buffer(const Plan& plan, Span all, const std::vector<Buffer>& others) const {
     Buffer result;
     result.original = plan.address;
     const MPI_Comm comm = communicator();
@@ -504,10 +505,16 @@ class HostCopies::Maker {
       add(result.read, plan.written, comm);
     arrange(result.read, plan);
     arrange(result.written, plan);
-    find_memory(result, all);
+    find_memory(result, all, others);
     return result;
   }
-  void find_memory(Buffer& buffer, Span all) const {
+  /// Buffers that are not one must not get one address: Open MPI would take the call for one in
+  /// place. They may, though they lie elsewhere, where addresses are in types.
+  void find_memory(Buffer& buffer, Span all, const std::vector<Buffer>& others) const {
+    const auto is_taken = [&](Word copy) {
+      return std::ranges::any_of(others, [&](const Buffer& other) { return other.copy == copy; }) ||
+             std::ranges::any_of(plans_, [&](const Plan& plan) { return plan.address == copy; });
+    };
     constexpr std::size_t kFar = 64ull << 30;
     if (all.bytes() > kFar) {
       std::vector<ShiftedMemory::Range> ranges;
@@ -518,16 +525,20 @@ class HostCopies::Maker {
               {begin,
                begin + (piece.count - 1) * static_cast<std::size_t>(piece.pitch) + piece.width});
         }
-      buffer.copy = moved(buffer.original, buffer.shifted.map(std::move(ranges)));
+      const auto is_taken_there = [&](std::ptrdiff_t distance) {
+        return is_taken(moved(buffer.original, distance));
+      };
+      buffer.copy = moved(buffer.original, buffer.shifted.map(std::move(ranges), is_taken_there));
       return;
     }
     // As far from a multiple of 64 as the buffer: operators may rely on their elements' alignment.
     constexpr std::uintptr_t kLine = 64;
     const auto first = static_cast<std::uintptr_t>(moved(buffer.original, all.begin));
-    const auto room =
-        reinterpret_cast<std::uintptr_t>(buffer.memory.get(device_, all.bytes() + 2 * kLine));
+    const auto room = reinterpret_cast<std::uintptr_t>(
+        buffer.memory.get(device_, all.bytes() + (2 + others.size()) * kLine));
     const std::uintptr_t copy = (room + kLine - 1) / kLine * kLine + first % kLine;
     buffer.copy = moved(static_cast<Word>(copy), -all.begin);
+    while (is_taken(buffer.copy)) buffer.copy = moved(buffer.copy, kLine);
   }
 
   /// MPICH 5.0.2 and Intel MPI 2021.18 put anything into the status of MPI_Isendrecv and

@@ -355,6 +355,52 @@ void anywhere() {
   for (int* const memory : {first, second}) is_on_host ? std::free(memory) : gpu.free(memory);
 }
 
+/// What is sent and what is received have the same address, MPI_BOTTOM, and lie in one allocation,
+/// one behind the other: wherever their copies lie, the call is none in place.
+void from_one_address(std::size_t distance, bool is_blocking) {
+  Gpu& gpu = Gpu::get();
+  const auto all = static_cast<std::size_t>(size);
+  const std::size_t bytes = distance + all * sizeof(int);
+  auto* const memory = static_cast<char*>(is_on_host ? std::malloc(bytes) : gpu.allocate(bytes));
+  std::vector<unsigned char> values(bytes, 0xff);
+  const auto place = [&](std::size_t i) {
+    return reinterpret_cast<int*>(&values[i * sizeof(int)]);
+  };
+  for (std::size_t i = 0; i < all; ++i) *place(i) = 100 * rank + static_cast<int>(i);
+  is_on_host ? void(std::memcpy(memory, values.data(), bytes))
+             : gpu.copy(memory, values.data(), bytes);
+  std::vector<MPI_Datatype> sent(all), received(all);
+  const std::vector<int> ones(all, 1), zeros(all, 0);
+  for (std::size_t i = 0; i < all; ++i)
+    for (MPI_Datatype* const type : {&sent[i], &received[i]}) {
+      MPI_Aint at;
+      MPI_Get_address(memory + i * sizeof(int) + (type == &sent[i] ? 0 : distance), &at);
+      const int one = 1;
+      MPI_Type_create_hindexed(1, &one, &at, MPI_INT, type);
+      MPI_Type_commit(type);
+    }
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (is_blocking)
+    MPI_Alltoallw(MPI_BOTTOM, ones.data(), zeros.data(), sent.data(), MPI_BOTTOM, ones.data(),
+                  zeros.data(), received.data(), MPI_COMM_WORLD);
+  else
+    MPI_Ialltoallw(MPI_BOTTOM, ones.data(), zeros.data(), sent.data(), MPI_BOTTOM, ones.data(),
+                   zeros.data(), received.data(), MPI_COMM_WORLD, &request);
+  MPI_Wait(&request, MPI_STATUS_IGNORE);
+  is_on_host ? void(std::memcpy(values.data(), memory, bytes))
+             : gpu.copy(values.data(), memory, bytes);
+  for (int i = 0; i < size; ++i) {
+    int found;
+    std::memcpy(&found, &values[distance + static_cast<std::size_t>(i) * sizeof(int)],
+                sizeof found);
+    CHECK(found == 100 * i + rank, "distance %zu, blocking %d, of %d: %d", distance, is_blocking, i,
+          found);
+    MPI_Type_free(&sent[static_cast<std::size_t>(i)]);
+    MPI_Type_free(&received[static_cast<std::size_t>(i)]);
+  }
+  is_on_host ? std::free(memory) : gpu.free(memory);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -373,6 +419,8 @@ int main(int argc, char** argv) {
     Maker::free(type);
   }
   anywhere();
+  for (std::size_t distance = 64; distance <= 4096; distance += 64)
+    for (const bool is_blocking : {true, false}) from_one_address(distance, is_blocking);
   if (!is_on_host) far_apart(std::size_t{5} << 30);
   if (rank == 0) std::printf("%d types checked\n", kTypes);
   MPI_Finalize();
