@@ -248,19 +248,17 @@ std::optional<Inside> inside_as_made(int combiner, const Contents& made, MPI_Com
       return inside;
     }
     case MPI_COMBINER_INDEXED:
-    case MPI_COMBINER_HINDEXED: {
-      const std::size_t blocks = made.count(0);
-      const std::ptrdiff_t unit = combiner == MPI_COMBINER_INDEXED ? element.extent : 1;
-      for (std::size_t i = 0; i < blocks; ++i)
-        element.add_to(inside, made.number(1 + blocks + i) * unit, made.count(1 + i));
-      return inside;
-    }
+    case MPI_COMBINER_HINDEXED:
     case MPI_COMBINER_INDEXED_BLOCK:
     case MPI_COMBINER_HINDEXED_BLOCK: {
-      const std::size_t blocks = made.count(0);
-      const std::ptrdiff_t unit = combiner == MPI_COMBINER_INDEXED_BLOCK ? element.extent : 1;
+      const bool has_lengths =
+          combiner == MPI_COMBINER_INDEXED || combiner == MPI_COMBINER_HINDEXED;
+      const bool is_in_bytes =
+          combiner == MPI_COMBINER_HINDEXED || combiner == MPI_COMBINER_HINDEXED_BLOCK;
+      const std::size_t blocks = made.count(0), lengths = has_lengths ? blocks : 1;
       for (std::size_t i = 0; i < blocks; ++i)
-        element.add_to(inside, made.number(2 + i) * unit, made.count(1));
+        element.add_to(inside, made.number(1 + lengths + i) * (is_in_bytes ? 1 : element.extent),
+                       made.count(has_lengths ? 1 + i : 1));
       return inside;
     }
     case MPI_COMBINER_SUBARRAY:

@@ -22,8 +22,7 @@ TEST_P(LifeLocksTest, AreGivenBackAtTheEndAndNotBefore) {
     };
     auto locks = LifeLocks::open(*bootstrap, GetParam());
     ASSERT_NE(locks, nullptr);
-    for (int peer = 0; peer < 3; ++peer)
-      EXPECT_EQ(peer != rank && locks->is_gone(peer), false);
+    for (int peer = 0; peer < 3; ++peer) EXPECT_EQ(peer != rank && locks->is_gone(peer), false);
     meet();
     // A child of the program's does not go on holding them.
     pid_t child = -1;
