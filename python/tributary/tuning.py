@@ -43,6 +43,11 @@ class Way:
         return f"{text}:{self.protocol}:{self.blocks}" if self.protocol else text
 
     @property
+    def is_known(self) -> bool:
+        """Another version may have written the file."""
+        return any(row["name"] == self.algorithm for row in tree.info()["algorithms"])
+
+    @property
     def is_of_kernels(self) -> bool:
         """On GPUs: not by an engine that the host drives, which persistent reductions do without."""
         return self.engine in (None, "kernel")
@@ -72,7 +77,11 @@ class Finding:
     @property
     def choice(self) -> str:
         """For people."""
-        return "the default" if self.is_default else self.way.text
+        if self.is_default:
+            return "the default"
+        if not self.way.is_known:
+            return f"the default ({self.way.algorithm} is not known here)"
+        return self.way.text
 
     @property
     def persistent_choice(self) -> str:
@@ -201,7 +210,9 @@ class Check:
 
 def worth_measuring(finding: Finding, factor: float = 1.5) -> list[Way]:
     """The candidates that were not far behind the best one, of those that persistent reductions can have."""
-    times = {way: us for way, us in finding.candidates.items() if way.is_of_kernels}
+    times = {
+        way: us for way, us in finding.candidates.items() if way.is_of_kernels and way.is_known
+    }
     least = min(times.values(), default=0)
     return [way for way, us in times.items() if us <= factor * least]
 

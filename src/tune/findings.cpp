@@ -107,7 +107,8 @@ bool Findings::has_row(const Key& key, const Config& config) const {
   const Config::Determinism freedom = freedom_of(key, config);
   return std::any_of(rows_.begin(), rows_.end(), [&](const Finding& row) {
     return row.collective == key.collective && row.place == key.place && row.freedom == freedom &&
-           std::bit_width(row.bytes) == std::bit_width(key.bytes);
+           std::bit_width(row.bytes) == std::bit_width(key.bytes) &&
+           (row.is_default || find_algorithm(row.best.algorithm) != nullptr);
   });
 }
 

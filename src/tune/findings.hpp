@@ -77,7 +77,8 @@ class Findings {
   /// The row for the nearest number of bytes, in proportion, of those that are not further away
   /// than a factor of two. Null: there is none.
   const Finding* find(const Key& key, const Config& config) const;
-  /// Whether the row for the power of two of the key is there: it need not be measured.
+  /// Whether the row for the power of two of the key is there, and names an algorithm that this
+  /// version knows, too: it need not be measured.
   bool has_row(const Key& key, const Config& config) const;
   /// What the row says; `otherwise`, which is the default's choice, where there is no row, it says
   /// nothing else, or what it says is not permitted.

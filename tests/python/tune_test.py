@@ -370,6 +370,10 @@ def test_showing_what_is_known_of_this_machine(trib: Trib, file: Path, tmp_path:
     assert status == 0 and "packet, 32 blocks" in out
     status, out, _ = trib("tune", "allreduce", "--show", "--sizes", "4")
     assert status == 0 and "64 Ki" not in out
+    _write(file, tuning.machine(), [_row(algorithm="of_tomorrow")])
+    status, out, _ = trib("tune", "--show")
+    assert status == 0 and "of_tomorrow is not known here" in " ".join(out.split()), out
+    assert "0 of 1 sizes" in out, out
     _write(file, "another machine", [_row()])
     assert trib("tune", "--show")[0] == 2
 

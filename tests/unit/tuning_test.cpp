@@ -342,6 +342,9 @@ TEST(Findings, AreObeyedUnlessSomethingForbidsIt) {
   Finding unknown = finding(4 * KiB, "two_shot");
   std::strcpy(unknown.best.algorithm, "of_tomorrow");
   EXPECT_EQ(choose(unknown, key), "one_shot");
+  EXPECT_FALSE(Findings({unknown}, unknown.ranks, unknown.nodes).has_row(key, {}));
+  unknown.is_default = true;
+  EXPECT_TRUE(Findings({unknown}, unknown.ranks, unknown.nodes).has_row(key, {}));
 
   // Nothing better than the default was found: the default, also where it is another one.
   Finding usual = finding(5 << 20, "returning_two_shot");

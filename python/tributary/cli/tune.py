@@ -273,7 +273,7 @@ def show(findings: list[tuning.Finding], console: Console) -> None:
             Column("candidates", [str(len(f.candidates)) for f in rows], spare=2),
         ]
         output.print_figures(console, columns, _title(group))
-    better = [f for f in findings if not f.is_default]
+    better = [f for f in findings if not f.is_default and f.way.is_known]
     console.print(
         f"{len(better)} of {len(findings)} sizes are served better than by the default table."
     )
@@ -316,7 +316,7 @@ def _show(parsed: argparse.Namespace, console: Console) -> None:
                 "place": f.place,
                 "determinism": f.determinism,
                 "bytes": f.bytes,
-                "choice": "default" if f.is_default else f.way.text,
+                "choice": f.choice.removeprefix("the "),
                 "tuned_us": f.time_us,
                 "default_us": f.default_us,
                 "least_us": f.least_us,
