@@ -4,8 +4,6 @@
 // MPICH family calls MPI_, which is intercept.cpp's, but for what has no buffers in mpi_f08 (MPICH
 // 4.0.2, Intel MPI 2021.18): requests that it begins by MPI_ it ends by PMPI_. The wheels of Open
 // MPI and MPICH have no Fortran; Debian's MPIs and Intel's have.
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>

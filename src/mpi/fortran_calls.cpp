@@ -2,11 +2,11 @@
 // Open MPI's Fortran functions call PMPI_ straight away. Those of nonblocking reductions, barriers
 // and new communicators, those that start, end and look at requests, and, where the process uses a
 // device, those of prototypes.hpp are made here by what stands for the functions of C, which sees
-// to the rest. Their symbols are fortran_calls.inc's, which CMakeLists.txt makes.
+// to the rest. fortran_calls.inc.in has a row for each.
 //
-// Not those with a list of types, the packed forms of a named representation, and persistent forms:
-// programs of Debian's Open MPI have none.
-#include <cstring>
+// Not those with a list of types or with a string, nor persistent collective calls, which Open MPI
+// 4 does not have in Fortran.
+#include <tuple>
 
 #include "mpi/fortran.hpp"
 #include "mpi/prototypes.hpp"
@@ -136,7 +136,6 @@ class WordsOfC {
         integer(i) = mpi.Request_c2f(request_);
         break;
       case 'U':
-        requests_.reserve(1);  // an empty list must not be null
         for (std::size_t request = 0; request < requests_.size(); ++request)
           static_cast<int*>(arguments_[i])[request] = mpi.Request_c2f(requests_[request]);
         break;
@@ -227,8 +226,8 @@ void through_c(const FortranFunction& original, int (*of_c)(Words...), std::stri
 // spelling of all compilers of today: mpi_send without an underscore may be a program's own.
 #define TRIB_THROUGH_C(Name, lower, count, letters, when)              \
   int trib_##Name(TRIB_WORD_TYPES_##count) __asm__("trib_MPI_" #Name); \
-  TRIB_THROUGH_C_AS(lower##_, Name, count, letters, when)              \
-  TRIB_THROUGH_C_AS(lower##_f08_, Name, count, letters, when)
+  TRIB_THROUGH_C_AS(mpi_##lower##_, Name, count, letters, when)        \
+  TRIB_THROUGH_C_AS(mpi_##lower##_f08_, Name, count, letters, when)
 #define TRIB_THROUGH_C_AS(symbol, Name, count, letters, when)                        \
   void symbol(TRIB_POINTERS_##count, int* ierror) {                                  \
     static constinit FortranFunction original({#symbol, nullptr, nullptr, nullptr}); \

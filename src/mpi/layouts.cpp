@@ -268,11 +268,12 @@ std::optional<Inside> inside_as_made(int combiner, const Contents& made, MPI_Com
   }
 }
 
-/// Of a type that is within another one, which alone is committed.
+/// One element of a type that is within another one, which alone is committed. (A duplicate would
+/// call what the program has for attributes.)
 class Copy {
  public:
   explicit Copy(MPI_Datatype type) {
-    if (library().Type_dup(type, &type_) != MPI_SUCCESS ||
+    if (library().Type_contiguous(1, type, &type_) != MPI_SUCCESS ||
         library().Type_commit(&type_) != MPI_SUCCESS)
       type_ = MPI_DATATYPE_NULL;
   }

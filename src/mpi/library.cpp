@@ -9,6 +9,7 @@
 #include <sys/auxv.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
@@ -301,67 +302,50 @@ std::string elsewhere(const char* name) {
   return its.dli_fname;
 }
 
+/// Where that function, or one of Open MPI's for it in Fortran, for which fortran_calls.cpp and
+/// fortran.cpp have others, leads instead of this library.
+std::string elsewhere_in_any_language(std::string_view name) {
+  std::string file = elsewhere(std::string(name).c_str());
+#if TRIB_MPI_OPENMPI  // the usual spelling, and mpi_f08
+  std::string lower(name);
+  for (char& letter : lower) letter = static_cast<char>(std::tolower(letter));
+  for (const char* const suffix : {"_", "_f08_"})
+    if (file.empty()) file = elsewhere((lower + suffix).c_str());
+#endif
+  return file;
+}
+
 }  // namespace
 
 std::string what_passes_by() {
   Dl_info ours{};
   dladdr(&found_library, &ours);
-  for (const char* const name : {"MPI_Start",
-                                 "MPI_Startall",
-                                 "MPI_Wait",
-                                 "MPI_Waitall",
-                                 "MPI_Waitany",
-                                 "MPI_Waitsome",
-                                 "MPI_Test",
-                                 "MPI_Testall",
-                                 "MPI_Testany",
-                                 "MPI_Testsome",
-                                 "MPI_Request_free",
-                                 "MPI_Request_get_status",
+  const auto told = [&](const char* name, const std::string& file) {
+    return std::string(name) + " leads to " + file + " instead of " + ours.dli_fname;
+  };
+  for (const char* const name :
+       {"MPI_Start", "MPI_Startall", "MPI_Wait", "MPI_Waitall", "MPI_Waitany", "MPI_Waitsome",
+        "MPI_Test", "MPI_Testall", "MPI_Testany", "MPI_Testsome", "MPI_Request_free",
+        "MPI_Request_get_status", "MPI_Cancel"})
+    if (const std::string file = elsewhere_in_any_language(name); !file.empty())
+      return told(name, file);
 #if TRIB_MPI_STATUS_LISTS
-                                 "MPI_Request_get_status_all",
-                                 "MPI_Request_get_status_any",
-                                 "MPI_Request_get_status_some",
+  for (const char* const name :
+       {"MPI_Request_get_status_all", "MPI_Request_get_status_any", "MPI_Request_get_status_some"})
+    if (const std::string file = elsewhere(name); !file.empty()) return told(name, file);
 #endif
-#if TRIB_MPI_OPENMPI  // of its Fortran the usual spelling, and mpi_f08
-                                 "mpi_start_",
-                                 "mpi_startall_",
-                                 "mpi_wait_",
-                                 "mpi_waitall_",
-                                 "mpi_waitany_",
-                                 "mpi_waitsome_",
-                                 "mpi_test_",
-                                 "mpi_testall_",
-                                 "mpi_testany_",
-                                 "mpi_testsome_",
-                                 "mpi_request_free_",
-                                 "mpi_request_get_status_",
-                                 "mpi_cancel_",
-                                 "mpi_start_f08_",
-                                 "mpi_startall_f08_",
-                                 "mpi_wait_f08_",
-                                 "mpi_waitall_f08_",
-                                 "mpi_waitany_f08_",
-                                 "mpi_waitsome_f08_",
-                                 "mpi_test_f08_",
-                                 "mpi_testall_f08_",
-                                 "mpi_testany_f08_",
-                                 "mpi_testsome_f08_",
-                                 "mpi_request_free_f08_",
-                                 "mpi_request_get_status_f08_",
-                                 "mpi_cancel_f08_",
-#endif
-                                 "MPI_Cancel"})
-    if (const std::string file = elsewhere(name); !file.empty())
-      return std::string(name) + " leads to " + file + " instead of " + ours.dli_fname;
   return {};
 }
 
 namespace {
 
-std::uint32_t which_come_here(std::initializer_list<const char*> names) {
+/// A bit for each: of those in any language, and of those in C.
+std::uint32_t which_come_here(std::initializer_list<const char*> names,
+                              std::initializer_list<const char*> names_in_c) {
   std::uint32_t mask = 0;
   for (const char* const name : names)
+    mask = mask << 1 | static_cast<std::uint32_t>(elsewhere_in_any_language(name).empty());
+  for (const char* const name : names_in_c)
     mask = mask << 1 | static_cast<std::uint32_t>(elsewhere(name).empty());
   return mask;
 }
@@ -369,61 +353,17 @@ std::uint32_t which_come_here(std::initializer_list<const char*> names) {
 }  // namespace
 
 std::uint32_t which_set_up() {
-  return which_come_here({"MPI_Barrier",
-                          "MPI_Comm_dup",
-                          "MPI_Comm_dup_with_info",
-                          "MPI_Comm_split",
-                          "MPI_Comm_split_type",
-                          "MPI_Comm_create",
-                          "MPI_Cart_create",
-#if TRIB_MPI_OPENMPI
-                          "mpi_barrier_",
-                          "mpi_comm_dup_",
-                          "mpi_comm_dup_with_info_",
-                          "mpi_comm_split_",
-                          "mpi_comm_split_type_",
-                          "mpi_comm_create_",
-                          "mpi_barrier_f08_",
-                          "mpi_comm_dup_f08_",
-                          "mpi_comm_dup_with_info_f08_",
-                          "mpi_comm_split_f08_",
-                          "mpi_comm_split_type_f08_",
-                          "mpi_comm_create_f08_",
-#endif
-                          "MPI_Cart_sub"});
+  return which_come_here({"MPI_Barrier", "MPI_Comm_dup", "MPI_Comm_dup_with_info", "MPI_Comm_split",
+                          "MPI_Comm_split_type", "MPI_Comm_create"},
+                         {"MPI_Cart_create", "MPI_Cart_sub"});
 }
 
 std::uint32_t which_reduce() {
-  return which_come_here({"MPI_Allreduce",
-                          "MPI_Reduce",
-                          "MPI_Reduce_scatter",
-                          "MPI_Reduce_scatter_block",
-                          "MPI_Iallreduce",
-                          "MPI_Ireduce",
-                          "MPI_Ireduce_scatter",
-                          "MPI_Ireduce_scatter_block",
-                          "MPI_Allreduce_init",
-                          "MPI_Reduce_init",
-                          "MPI_Reduce_scatter_init",
-#if TRIB_MPI_OPENMPI
-                          "mpi_allreduce_",
-                          "mpi_reduce_",
-                          "mpi_reduce_scatter_",
-                          "mpi_reduce_scatter_block_",
-                          "mpi_iallreduce_",
-                          "mpi_ireduce_",
-                          "mpi_ireduce_scatter_",
-                          "mpi_ireduce_scatter_block_",
-                          "mpi_allreduce_f08_",
-                          "mpi_reduce_f08_",
-                          "mpi_reduce_scatter_f08_",
-                          "mpi_reduce_scatter_block_f08_",
-                          "mpi_iallreduce_f08_",
-                          "mpi_ireduce_f08_",
-                          "mpi_ireduce_scatter_f08_",
-                          "mpi_ireduce_scatter_block_f08_",
-#endif
-                          "MPI_Reduce_scatter_block_init"});
+  return which_come_here(
+      {"MPI_Allreduce", "MPI_Reduce", "MPI_Reduce_scatter", "MPI_Reduce_scatter_block",
+       "MPI_Iallreduce", "MPI_Ireduce", "MPI_Ireduce_scatter", "MPI_Ireduce_scatter_block"},
+      {"MPI_Allreduce_init", "MPI_Reduce_init", "MPI_Reduce_scatter_init",
+       "MPI_Reduce_scatter_block_init"});
 }
 
 void check_is_in_front() {

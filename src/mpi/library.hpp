@@ -47,7 +47,7 @@ namespace trib::mpi {
   X(Type_get_envelope) X(Type_get_contents)                                                               \
   X(Pack_size) X(Pack_external_size) X(Pack) X(Unpack)                                                    \
   X(Topo_test) X(Cartdim_get) X(Cart_shift) X(Graph_neighbors_count) X(Dist_graph_neighbors_count)        \
-  X(Type_contiguous) X(Type_commit) X(Type_dup) X(Type_free) X(Type_set_name)                             \
+  X(Type_contiguous) X(Type_commit) X(Type_free) X(Type_set_name)                                         \
   X(Type_create_keyval) X(Type_free_keyval) X(Type_set_attr)                                              \
   X(Op_create) X(Op_free)                                                                                 \
   X(Recv_init) X(Start) X(Request_free) X(Wait) X(Waitany) X(Waitsome)                                    \
