@@ -117,7 +117,12 @@ Call Measurement::call_of(Collective collective, std::size_t count) const {
             {},         {0, count},     setup_.buffers->in(), setup_.buffers->out()};
   const auto ranks = static_cast<std::size_t>(world_.size);
   call.counts.assign(ranks, 0);
-  if (collective == Collective::allreduce || collective == Collective::broadcast) return call;
+  if (collective == Collective::allreduce) return call;
+  if (collective == Collective::broadcast) {
+    // MPI's has one buffer: that of the root stays as it is.
+    if (!is_on_stream(options_.mode) && world_.rank == options_.root) call.mine = {0, 0};
+    return call;
+  }
   if (collective == Collective::reduce) {
     if (world_.rank != options_.root) call.mine = {0, 0};
     return call;

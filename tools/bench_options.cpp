@@ -119,9 +119,11 @@ void complete(Options& options, const std::optional<std::string>& compare) {
     throw std::invalid_argument(
         "--compare floor: it is measured on two aligned buffers: --offset 0, --in-place 0");
   for (const Collective collective : options.collectives)
-    if (is_copy(collective) && is_mpi)
-      throw std::invalid_argument(std::string(name(collective)) +
-                                  ": Tributary has it on streams only: --mode stream, graph");
+    if (is_copy(collective) &&
+        (options.memory == Memory::host || (is_mpi && options.mode != Mode::blocking)))
+      throw std::invalid_argument(
+          std::string(name(collective)) +
+          ": Tributary has it for GPU buffers only: --memory cuda --mode blocking, stream, graph");
   for (const Collective collective : options.collectives)
     if (options.is_in_place && collective != Collective::allreduce &&
         collective != Collective::reduce)

@@ -18,7 +18,7 @@ enum class Collective {
   reduce,
   reduce_scatter,
   reduce_scatter_block,
-  allgather,  ///< this and broadcast: on a stream only
+  allgather,  ///< this and broadcast: of GPU buffers, blocking and on a stream
   broadcast
 };
 /// Whether nothing is reduced.

@@ -244,7 +244,8 @@ trib_result trib_request_free(trib_request* request);
 MPI_Datatype trib_mpi_type(const char* name);
 
 /* Who served the last blocking reduction on `comm`: the name of an algorithm, or "mpi" if it was
- * left to the MPI, or "none" if there was none. Before the name may stand "staged_" (buffers of
+ * left to the MPI, or "none" if there was none. Where kernels have served reductions, an MPI_Bcast
+ * or MPI_Allgather counts as well, since they may serve those. Before the name may stand "staged_" (buffers of
  * GPUs, by way of host memory), "copied_" or "gemv_" (by copy engines, or by cuBLAS), "shared_"
  * (kernels, for several ranks on a GPU), "mapped_" or "direct_" (in peers' buffers). */
 const char* trib_mpi_last_algorithm(MPI_Comm comm);

@@ -20,7 +20,8 @@ from tributary import mpi, plot, tree
 from tributary.errors import UserError
 
 COLLECTIVES = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")
-COPIES = ("allgather", "broadcast")  # of the C API: on streams only
+COPIES = ("allgather", "broadcast")  # of GPU buffers, ...
+COPYING = ("blocking", "stream", "graph")  # ... in these modes
 MEMORIES = ("host", "cuda")
 MODES = ("blocking", "nonblocking", "persistent", "stream", "graph")
 ON_STREAM = ("stream", "graph")
@@ -545,4 +546,5 @@ def function_name(collective: str, mode: str) -> str:
         return f"trib_{collective}"
     if mode == "nonblocking":
         return f"MPI_I{collective}"
-    return f"MPI_{collective.capitalize()}" + ("_init" if mode == "persistent" else "")
+    name = {"broadcast": "Bcast"}.get(collective, collective.capitalize())
+    return f"MPI_{name}" + ("_init" if mode == "persistent" else "")

@@ -211,6 +211,29 @@ void Communicator::run_with_devices(const Request& request, Plan& plan) {
   staged_out_.release();
 }
 
+bool Communicator::run_copy(const Request& request, bool is_possible) {
+  check_usable();
+  try {
+    Plan& plan = plans_->find(request);
+    channel_->announce(plan.signature);
+    DeviceCall call;
+    call.begin();
+    Card card = devices_.card(request, call);
+    if (!is_possible) card.in = card.out = Memory::distant;
+    if (meet(card, request, plan, call) != Route::device) return false;
+    Path& path = plans_->path(plan, Route::device, group_.findings(), devices_.channel.get());
+    const void* in = request.in;
+    if (request.collective == Collective::allgather)  // of a vector that nobody has
+      in = reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(in) -
+                                         path.chunk_begin[static_cast<std::size_t>(group_.rank)] *
+                                             bytes(request.dtype));
+    run_path(path, plan, Route::device, in, request.out);
+    return true;
+  } catch (...) {
+    fail();
+  }
+}
+
 /// What the device has to do may depend on a peer that needs this rank's MPI meanwhile.
 void Communicator::wait_for(const std::unique_ptr<Unsettled>& unsettled, bool looks_at_peers) {
   if (!unsettled) return;

@@ -81,6 +81,17 @@ class Communicator {
   /// unusable.
   void run(const Request& request);
 
+  /// Whether devices may serve MPI_Bcast and its like here: from a reduction on that they served,
+  /// or might have, where no two ranks share one. The same on all ranks, as far as blocking calls
+  /// go.
+  bool serves_copies() const {
+    return meets_ && devices_.channel != nullptr && !devices_.are_shared;
+  }
+  /// Blocking: an allgather or a broadcast, in bytes, where serves_copies(). False (on all ranks
+  /// alike): not all buffers are where kernels reach them, or on some rank it was not
+  /// `is_possible`, and nothing has happened. Throws Error as run().
+  bool run_copy(const Request& request, bool is_possible);
+
   /// Throws Error once something has gone wrong: from then on nothing may be served here, nor left
   /// to the MPI, where calls may meet what other ranks have begun.
   void check_usable() const;

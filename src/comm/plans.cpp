@@ -80,9 +80,10 @@ void Plans::make(Plan& plan, const Request& request) const {
     for (int rank = 0; rank < group_.size; ++rank)
       total += plan.counts[static_cast<std::size_t>(rank)] = request.counts[rank];
     own = plan.counts[static_cast<std::size_t>(group_.rank)];
-  } else if (request.collective == Collective::reduce_scatter_block) {
+  } else if (has_chunk_per_rank(request.collective)) {
     plan.counts.assign(size, request.count);
     total = request.count * size;
+    if (!is_scatter(request.collective)) own = total;
   }
   plan.bytes = total * bytes(request.dtype);
   plan.out_bytes = own * bytes(request.dtype);
@@ -187,7 +188,8 @@ Key Plans::key_of(const Plan& plan, Route route) const {
   key.shares_devices = key.place != Key::Place::host && !group_.device_of().empty();
   if (key.shares_devices && key.place == Key::Place::device) key.size = domains(group_.device_of());
   // Others are driven by any call that waits, too seldom to keep copy engines busy.
-  key.can_copy = !has_no_copies_ && !key.shares_devices && plan.request.form == Form::blocking;
+  key.can_copy = !has_no_copies_ && !key.shares_devices && plan.request.form == Form::blocking &&
+                 is_reduction(plan.request.collective);
   key.can_gemv = key.can_copy && !has_no_gemv_ && plan.request.op == Op::sum &&
                  (plan.request.dtype == Dtype::f32 || plan.request.dtype == Dtype::f64);
   key.can_map = route == Route::device_mapped && !key.shares_devices &&
@@ -205,8 +207,8 @@ Choice Plans::choose(const Plan& plan, Route route, const Findings& findings) co
 void Plans::cut(std::vector<std::size_t>& begin, const Plan& plan, std::size_t chunks,
                 std::size_t parts) const {
   const std::size_t element = bytes(plan.request.dtype);
-  const bool is_by_rank =
-      is_scatter(plan.request.collective) && chunks == static_cast<std::size_t>(group_.size);
+  const bool is_by_rank = has_chunk_per_rank(plan.request.collective) &&
+                          chunks == static_cast<std::size_t>(group_.size);
   cut_chunks(begin, chunks, parts, plan.bytes / element, element,
              is_by_rank ? plan.counts.data() : nullptr);
 }

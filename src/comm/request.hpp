@@ -41,11 +41,11 @@ struct Request {
   Dtype dtype = Dtype::f32;
   Op op = Op::sum;
   bool in_place = false;
-  int root = 0;           ///< reduce
-  std::size_t count = 0;  ///< elements: of the vector; reduce_scatter_block: of each rank's part;
-                          ///< reduce_scatter: unused
-  Counts counts;          ///< reduce_scatter
-  const void* in = nullptr;  ///< in_place: the caller's recvbuf
+  int root = 0;              ///< reduce, broadcast
+  std::size_t count = 0;     ///< elements: of the vector; reduce_scatter_block, allgather: of each
+                             ///< rank's part; reduce_scatter: unused
+  Counts counts;             ///< reduce_scatter
+  const void* in = nullptr;  ///< in_place: the caller's recvbuf; null: broadcast, not root
   void* out = nullptr;       ///< null where a rank gets no result (reduce, not root)
 };
 

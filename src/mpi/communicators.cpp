@@ -126,13 +126,13 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
     char failure[256];
     ProcessId process;
     bool is_passed_by, is_fortran, may_outlive_world, prints_stats;
-    std::uint32_t which_set_up, which_reduce;
+    std::uint32_t which_set_up, which_are_served;
   } mine = {};
   mine.process = ProcessId::of_this();
   mine.is_passed_by = !what_passes_by().empty();
   mine.is_fortran = is_begun_in_fortran;
   mine.which_set_up = which_set_up();
-  mine.which_reduce = which_reduce();
+  mine.which_are_served = which_are_served();
   mine.prints_stats = read_settings_once().config.stats;
   // Whose it is the MPI does not tell. But whoever has one of a session's has that session open.
   mine.may_outlive_world =
@@ -148,7 +148,7 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
     const bool differs =
         report.is_fortran != mine.is_fortran || report.which_set_up != mine.which_set_up;
     if (differs && is_init_under_way()) is_mixed = true;
-    member.is_split = member.is_split || report.which_reduce != all[0].which_reduce;
+    member.is_split = member.is_split || report.which_are_served != all[0].which_are_served;
     member.is_passed_by = member.is_passed_by || report.is_passed_by || differs;
     member.may_outlive_world = member.may_outlive_world || report.may_outlive_world;
     member.all_print_stats = member.all_print_stats && report.prints_stats;

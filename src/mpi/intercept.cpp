@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "mpi/allocations.hpp"
+#include "mpi/copies.hpp"
 #include "mpi/emulation.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
@@ -127,6 +128,9 @@ int pass(Words... words) {
   const Library& mpi = library();
   if (!mpi.is_ours) return mpi.call(entry, words...);
   Word all[] = {words...};
+  if constexpr (entry == Entry::Bcast || entry == Entry::Bcast_c || entry == Entry::Allgather ||
+                entry == Entry::Allgather_c)
+    if (const auto status = serve_copy(prototype, width, all)) return *status;
   if constexpr (prototype.has('q')) Communicator::note_request_of_mpi();
   const int status = is_device_in_use() ? call_with_buffers_on_host(entry, prototype, width, all)
                                         : mpi.call(entry, words...);

@@ -358,10 +358,11 @@ std::uint32_t which_set_up() {
                          {"MPI_Cart_create", "MPI_Cart_sub"});
 }
 
-std::uint32_t which_reduce() {
+std::uint32_t which_are_served() {
   return which_come_here(
       {"MPI_Allreduce", "MPI_Reduce", "MPI_Reduce_scatter", "MPI_Reduce_scatter_block",
-       "MPI_Iallreduce", "MPI_Ireduce", "MPI_Ireduce_scatter", "MPI_Ireduce_scatter_block"},
+       "MPI_Iallreduce", "MPI_Ireduce", "MPI_Ireduce_scatter", "MPI_Ireduce_scatter_block",
+       "MPI_Bcast", "MPI_Allgather"},
       {"MPI_Allreduce_init", "MPI_Reduce_init", "MPI_Reduce_scatter_init",
        "MPI_Reduce_scatter_block_init"});
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A random mixture, the same on all ranks, of reductions of GPU buffers: blocking, nonblocking,
 // persistent and stream-ordered ones, of all collectives, in place and not, aligned and not, on two
-// communicators; sums of 64-bit integers, and of floats that round. Bit by bit against a left fold,
-// over the ranks of each GPU and then over the GPUs: short ones all, of long ones some. Argument:
-// the number of calls. With TEST_DISTURB ranks meet with random delays.
+// communicators, and of MPI_Bcast and MPI_Allgather, which kernels may serve; sums of 64-bit
+// integers, and of floats that round. Bit by bit against a left fold, over the ranks of each GPU
+// and then over the GPUs: short ones all, of long ones some. Argument: the number of calls. With
+// TEST_DISTURB ranks meet with random delays.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -37,6 +38,7 @@ int choose(int below) { return static_cast<int>(same() % static_cast<unsigned>(b
 MPI_Comm comms[kCommunicators];
 trib_comm* stream_comms[kCommunicators] = {};
 void* streams[2] = {};
+int salts = 0;
 long calls = 0, checked = 0, long_ones = 0;
 KernelCalls kernel_calls;
 std::uint64_t checksum = 0xcbf29ce484222325u;
@@ -163,8 +165,7 @@ void fill_with(const Call& call) {
 
 /// The next use of it, with other values.
 void fill(Call& call) {
-  static int salt = 0;
-  call.salt = ++salt;
+  call.salt = ++salts;
   ++calls;
   call.is_checked = call.total <= kShort || ++long_ones % 10 == 1;
   if (!call.is_checked) return;  // whatever is there
@@ -396,6 +397,41 @@ void warm_up(const Room& room) {
   }
 }
 
+/// What rank r gives goes to all, or the ranks' parts do.
+void copy(const Room& room) {
+  constexpr std::size_t kCounts[] = {1, 17, 1000, 5000, 9000, 40000};
+  const MPI_Comm comm = comms[choose(kCommunicators)];
+  const bool is_gather = choose(2) == 0;
+  const int root = choose(size), salt = ++salts;
+  const auto me = static_cast<std::size_t>(rank), p = static_cast<std::size_t>(size);
+  const std::size_t count = kCounts[choose(6)], total = is_gather ? count * p : count;
+  const auto given = [&](int r) {
+    std::vector<std::uint64_t> numbers(count);
+    for (std::size_t i = 0; i < count; ++i) numbers[i] = number(r, i, salt);
+    return numbers;
+  };
+  ++calls;
+  const bool is_in_place = is_gather && choose(2) == 0;
+  char* const mine =
+      is_gather && !is_in_place ? room.in : room.out + (is_gather ? me * count * 8 : 0);
+  if (is_gather || rank == root) Gpu::get().copy(mine, given(rank).data(), count * 8);
+  const int status =
+      is_gather ? MPI_Allgather(is_in_place ? MPI_IN_PLACE : mine, static_cast<int>(count),
+                                MPI_UINT64_T, room.out, static_cast<int>(count), MPI_UINT64_T, comm)
+                : MPI_Bcast(room.out, static_cast<int>(count), MPI_UINT64_T, root, comm);
+  CHECK(status == MPI_SUCCESS, "a copy");
+  std::vector<std::uint64_t> found(total);
+  Gpu::get().copy(found.data(), room.out, total * 8);
+  for (int r = is_gather ? 0 : root; r < (is_gather ? size : root + 1); ++r) {
+    const std::vector<std::uint64_t> expected = given(r);
+    const auto part = found.begin() + static_cast<std::ptrdiff_t>(
+                                          is_gather ? static_cast<std::size_t>(r) * count : 0);
+    CHECK(std::equal(expected.begin(), expected.end(), part), "%s %d of %zu, root %d: rank %d",
+          is_gather ? "allgather" : "broadcast", salt, count, root, rank);
+  }
+  ++checked;
+}
+
 /// Sometimes lets others go ahead.
 void delay() {
   using Clock = std::chrono::steady_clock;
@@ -451,8 +487,10 @@ int main(int argc, char** argv) {
   warm_up(rooms[0]);
   std::vector<Call> prepared;
   while (calls < wanted) {
-    const int kind = choose(10);
-    if (kind < 4) {
+    const int kind = choose(11);
+    if (kind == 10) {
+      copy(rooms[static_cast<std::size_t>(choose(kInFlight))]);
+    } else if (kind < 4) {
       Call call = make(blocking, rooms[static_cast<std::size_t>(choose(kInFlight))]);
       fill(call);
       block(call);

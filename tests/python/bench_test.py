@@ -184,7 +184,7 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allreduce", "--mode", "lazy"): ("--mode", *bench.MODES),
         ("allreduce", "--compare", "blocking"): ("--compare", "mpi", "none"),
         ("allreduce", "--mode", "stream"): ("--mode stream", "--memory cuda"),
-        ("allgather",): ("allgather", "--mode stream"),
+        ("allgather",): ("allgather", "--mode blocking, stream, graph"),
         ("allreduce", "--mpi-gpu-aware"): ("--mpi-gpu-aware", "--memory cuda"),
         ("allreduce", "--burst", "0"): ("--burst", "1 or more"),
         ("allreduce", "--offset", "-1"): ("--offset", "0 to 4096"),

@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "collective",
         metavar="COLLECTIVE",
-        help=f"{', '.join(bench.COLLECTIVES)}, or all of these; with --mode stream and graph also {', '.join(bench.COPIES)}",
+        help=f"{', '.join(bench.COLLECTIVES)}, or all of these; with --memory cuda and --mode {', '.join(bench.COPYING)} also {', '.join(bench.COPIES)}",
     )
     arguments.add_job_arguments(parser, "mpich, intel, openmpi, abi, a list of them, or all")
     add = parser.add_argument
@@ -277,9 +277,9 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
     _choice("--mode", parsed.mode, bench.MODES)
     if parsed.memory == "host" and parsed.mode in bench.ON_STREAM:
         raise UserError(f"--mode {parsed.mode}: it needs GPU buffers: add --memory cuda")
-    if collective in bench.COPIES and parsed.mode not in bench.ON_STREAM:
+    if collective in bench.COPIES and (parsed.memory == "host" or parsed.mode not in bench.COPYING):
         raise UserError(
-            f"{collective}: Tributary has it on streams only: add --memory cuda --mode stream, or graph"
+            f"{collective}: Tributary has it for GPU buffers only: --memory cuda --mode {', '.join(bench.COPYING)}"
         )
     if parsed.memory == "host" and parsed.mpi_gpu_aware:
         raise UserError("--mpi-gpu-aware: it needs GPU buffers: add --memory cuda")

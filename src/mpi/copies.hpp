@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// MPI_Bcast and MPI_Allgather of GPU buffers. On communicators whose reductions kernels serve,
+// kernels move these as well, from GPU to GPU, instead of the MPI with copies in host memory. Ranks
+// meet for it as for a reduction: each may have its buffer elsewhere.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "mpi/communicators.hpp"
+#include "mpi/prototypes.hpp"
+
+namespace trib::mpi {
+
+/// As serve_copy(), on a communicator where kernels may serve it.
+std::optional<int> serve_copy_here(MPI_Comm comm, Member& member, const Prototype& prototype,
+                                   int width, std::span<const Word> words);
+
+/// What an MPI_Bcast or MPI_Allgather returns that kernels have served. Nothing: it is the MPI's,
+/// on all ranks alike.
+inline std::optional<int> serve_copy(const Prototype& prototype, int width,
+                                     std::span<const Word> words) {
+  const auto comm = from_word<MPI_Comm>(words[prototype.communicator()]);
+  Member* const member = find_member(comm);
+  if (!member || !member->communicator || !member->communicator->serves_copies()) [[likely]]
+    return {};
+  return serve_copy_here(comm, *member, prototype, width, words);
+}
+
+}  // namespace trib::mpi
