@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The one exception type. Thrown where a cause is first known, caught in one place
-// (mpi/intercept.cpp) and reported through the communicator's error handler.
+// The one exception type. Thrown where a cause is first known, caught where the program's calls
+// come in (mpi, api) and reported through the communicator's error handler.
 #pragma once
 
 #include <stdexcept>

@@ -116,10 +116,14 @@ struct OfHelper {
 /// sits in a call that is not ours. It never calls the MPI.
 class Helper {
  public:
-  /// `is_eager`: it does not wait until nobody else looks.
-  static Helper& get(bool is_eager) {
-    static Helper& helper = *new Helper(is_eager);
+  static Helper& get() {
+    static Helper& helper = *new Helper;
     return helper;
+  }
+  /// One that from now on does not wait until nobody else looks.
+  static Helper& get_eager() {
+    get().is_eager_.store(true, std::memory_order_relaxed);
+    return get();
   }
 
   /// There is a task for a device, whose caller will not look for a while: it is to be launched as
@@ -144,7 +148,7 @@ class Helper {
   static constexpr auto kLongTick = std::chrono::milliseconds(20);
   static constexpr int kIdleTicks = 20;  // before they become longer
 
-  explicit Helper(bool is_eager) : is_eager_(is_eager) {
+  Helper() {
     // Signals are for the program's own threads.
     sigset_t all, before;
     ::sigfillset(&all);
@@ -175,15 +179,16 @@ class Helper {
     of_helper.is_this = true;
     int idle = 0;
     for (std::uint64_t seen = 0;;) {
+      const bool is_eager = is_eager_.load(std::memory_order_relaxed);
       // Before the look for tasks: one that comes later asks anew.
       bool is_urgent = is_urgent_.exchange(false, std::memory_order_acquire);
       if (!Background::is_any_under_way()) {
         of_helper.has_moved = false;
-        sleep(++idle > kIdleTicks || is_eager_ ? kLongTick : kTick, /*has_task=*/false);
+        sleep(++idle > kIdleTicks || is_eager ? kLongTick : kTick, /*has_task=*/false);
         continue;
       }
       idle = 0;
-      if (!is_eager_) {
+      if (!is_eager) {
         if (!of_helper.has_moved && !is_urgent) {
           sleep(kTick, /*has_task=*/true);
           is_urgent = is_urgent_.exchange(false, std::memory_order_acquire);
@@ -200,12 +205,12 @@ class Helper {
       const std::uint64_t before = looks.load(std::memory_order_relaxed);
       for (const auto start = Clock::now(); Clock::now() - start < kTick; ::sched_yield())
         if (!Background::progress_all() ||
-            (!is_eager_ && looks.load(std::memory_order_relaxed) != before))
+            (!is_eager && looks.load(std::memory_order_relaxed) != before))
           break;
     }
   }
 
-  const bool is_eager_;
+  std::atomic<bool> is_eager_{false};
   std::mutex mutex_;
   std::condition_variable wake_;
   std::atomic<bool> is_asleep_{false}, is_urgent_{false};
@@ -563,23 +568,23 @@ void Background::enqueue(Task& task, Lane& lane, int polls) {
   if (mode == Config::Progress::thread && task.bytes_ >= kHandedOver) {
     task.rounding_ = Rounding::of_this_thread();
     add_busy(lane);
-    return Helper::get(/*is_eager=*/true).wake();
+    return Helper::get_eager().wake();
   }
   const Extent extent = mode == Config::Progress::calls ? Extent::all : Extent::one_pass;
   if (drive(lane, polls, extent, /*is_callers=*/true)) return;
   task.rounding_ = Rounding::of_this_thread();
   if (lane.first != nullptr) add_busy(lane);
   if (mode == Config::Progress::thread) {
-    Helper::get(/*is_eager=*/true).wake();
+    Helper::get_eager().wake();
   } else if (mode == Config::Progress::automatic) {
     if (!has_helper_) [[unlikely]] {
       has_helper_ = true;
-      Helper::get(/*is_eager=*/false);
+      Helper::get();
     }
     const bool is_launched = lane.operation != nullptr && lane.operation->is_guessing();
     if (task.meets_ && !is_launched && is_left_alone_.load(std::memory_order_relaxed) &&
         !group_.is_crowded)
-      Helper::get(/*is_eager=*/false).hurry();
+      Helper::get().hurry();
   }
 }
 
@@ -963,7 +968,7 @@ bool Background::is_any_under_way() noexcept {
                      });
 }
 
-void Background::start_helper() { Helper::get(/*is_eager=*/false); }
+void Background::start_helper() { Helper::get(); }
 
 void Background::progress() noexcept {
   if (!lock_.try_lock()) return;

@@ -270,7 +270,7 @@ class Communicator {
 };
 
 inline void Communicator::check_usable() const {
-  // Acquire: pairs with the release in fail(); `failure_` comes with it.
+  // Acquire: pairs with the release in give_up(); `failure_` comes with it.
   if (has_failed_.load(std::memory_order_acquire)) [[unlikely]]
     refuse(*failure_);
   if (background_ && background_->has_failed()) [[unlikely]]

@@ -152,12 +152,9 @@ Communicator::Communicator(std::unique_ptr<Bootstrap> bootstrap, const Config& c
 
 /// Collective: rank 0's findings.
 void Communicator::adopt(Key::Place place) {
-  std::vector<Finding> rows = adopt_findings(*bootstrap_, group_.config, devices_.backend, place);
-  const int nodes = group_.nodes();
-  const std::uint64_t layout = layout_of(group_.levels);
-  std::erase_if(rows,
-                [&](const Finding& row) { return row.nodes != nodes || row.layout != layout; });
-  group_.set(group_.findings().with(rows));
+  const Findings known(adopt_findings(*bootstrap_, group_.config, devices_.backend, place),
+                       group_.size, group_.nodes(), layout_of(group_.levels));
+  group_.set(group_.findings().with(known.rows()));
 }
 
 Communicator::~Communicator() = default;

@@ -34,18 +34,17 @@ inline std::string name(Form form, Collective collective) {
 }
 
 /// One reduction, in terms that are the same whatever MPI it came from. All fields but the pointers
-/// must be equal on all ranks; in_place may differ.
+/// must be equal on all ranks.
 struct Request {
   Collective collective = Collective::allreduce;
   Form form = Form::blocking;
   Dtype dtype = Dtype::f32;
   Op op = Op::sum;
-  bool in_place = false;
   int root = 0;              ///< reduce, broadcast
   std::size_t count = 0;     ///< elements: of the vector; reduce_scatter_block, allgather: of each
                              ///< rank's part; reduce_scatter: unused
   Counts counts;             ///< reduce_scatter
-  const void* in = nullptr;  ///< in_place: the caller's recvbuf; null: broadcast, not root
+  const void* in = nullptr;  ///< in place: the caller's recvbuf; null: broadcast, not root
   void* out = nullptr;       ///< null where a rank gets no result (reduce, not root)
 };
 

@@ -351,12 +351,17 @@ std::vector<Finding> adopt_findings(Bootstrap& bootstrap, const Config& config,
                   [&](const Word& word) { return word.last_digest == digest; }))
     return std::move(last.rows);
   rows.resize(count);
-  std::vector<Finding> all(count * size);
-  bootstrap.exchange(rows.data(), all.data(), rows.size() * sizeof(Finding));
-  all.resize(count);
+  // Each rank sends as much as rank 0, so not all at once.
+  constexpr std::size_t kPiece = 64;
+  std::vector<Finding> all(std::min(count, kPiece) * size);
+  for (std::size_t at = 0; at < count; at += kPiece) {
+    const std::size_t piece = std::min(count - at, kPiece);
+    bootstrap.exchange(rows.data() + at, all.data(), piece * sizeof(Finding));
+    std::copy_n(all.begin(), piece, rows.begin() + static_cast<std::ptrdiff_t>(at));
+  }
   const std::lock_guard lock(adopted_mutex);
-  adopted()[{place, bootstrap.size()}] = {digest, all};
-  return all;
+  adopted()[{place, bootstrap.size()}] = {digest, rows};
+  return rows;
 }
 
 }  // namespace trib

@@ -674,8 +674,6 @@ std::array<Word, 7> words_of(const Call& call) {
   return words;
 }
 
-void count_staged_reduction() { count_staged(/*is_reduction=*/true); }
-
 int call_with_buffers_on_host(Entry entry, const Prototype& prototype, int width,
                               std::span<Word> words) {
   const Library& mpi = library();

@@ -16,6 +16,7 @@
 #include "mpi/layouts.hpp"
 #include "mpi/library.hpp"
 #include "mpi/prototypes.hpp"
+#include "mpi/stats.hpp"
 #include "mpi/translate.hpp"
 
 namespace trib::mpi {
@@ -74,7 +75,6 @@ class HostCopies {
 const Prototype& prototype_of(Collective collective);
 /// The arguments of a reduction, in its prototype's order.
 std::array<Word, 7> words_of(const Call& call);
-void count_staged_reduction();
 
 /// The copies have to stay until `request`, which was made, has come to its end. `is_own`: the
 /// request is certainly no other call's, too.
@@ -103,7 +103,7 @@ int with_buffers_on_host(const Call& call, MPI_Request* request, const Original&
   std::array<Word, 7> words = words_of(call);
   auto copies = HostCopies::make(*device, prototype_of(call.collective), call.width, words);
   if (!copies) return original(call);
-  count_staged_reduction();
+  count_staged(/*is_reduction=*/true);
   Call passed = call;
   passed.in = reinterpret_cast<const void*>(words[0]);
   passed.out = reinterpret_cast<void*>(words[1]);

@@ -292,7 +292,6 @@ std::optional<Decline> translate(const Call& call, int rank, int size, Request& 
     if (call.out == MPI_IN_PLACE) [[unlikely]]
       return Decline::bad_argument;
     if (call.in == MPI_IN_PLACE) {
-      request.in_place = true;
       request.in = call.out;
     } else if (call.in == call.out && has_output) [[unlikely]] {
       // MPI standard: buffers must not be aliased.

@@ -28,8 +28,7 @@ struct Key {
   bool is_crowded = false;  ///< more ranks than cores
   /// On the host: it shares a few short lanes with others, as nonblocking ones do.
   bool has_little_room = false;
-  bool is_intel = false;    ///< the processors: see runs_on_intel()
-  std::size_t element = 4;  ///< bytes; devices
+  bool is_intel = false;  ///< the processors: see runs_on_intel()
   /// Devices: copy engines can be had. The host drives them: not for calls on a caller's stream.
   bool can_copy = false;
   /// The same, and the library for matrices knows the operator and the type.

@@ -98,12 +98,12 @@ class Part {
     in_.make(total_ * sizeof(float) + 64, is_shared);
     out_.make(total_ * sizeof(float) + 128, is_shared);
     request.collective = call_.collective;
-    request.in_place = call_.in_place && is_receiver;
+    is_in_place_ = call_.in_place && is_receiver;
     request.root = call_.root;
     request.count = count;
     request.counts = {call_.counts.data(), 8};
     output_ = out_.data() + 32 + shift % 32;
-    input_ = request.in_place ? output_ : in_.data() + shift;
+    input_ = is_in_place_ ? output_ : in_.data() + shift;
     request.in = input_;
     request.out = is_receiver ? output_ : nullptr;
     fill(call_.salt);
@@ -132,10 +132,10 @@ class Part {
                std::to_string(length_) + ": " + std::to_string(got) + ", expected " +
                std::to_string(expected);
     }
-    const std::size_t end = request.in_place ? total_ : length_;
+    const std::size_t end = is_in_place_ ? total_ : length_;
     for (const std::byte* b = output_ + end * sizeof(float); b < out_.data() + out_.size(); ++b)
       if (*b != std::byte{0xa5}) return "wrote behind its result";
-    if (!request.in_place)
+    if (!is_in_place_)
       for (std::size_t i = 0; i < total_; ++i) {
         const float value = contribution(rank_, i, call_.salt);
         if (std::memcmp(input_ + i * sizeof value, &value, sizeof value) != 0)
@@ -149,6 +149,7 @@ class Part {
  private:
   Call call_;
   const int rank_, size_;
+  bool is_in_place_ = false;
   std::size_t total_ = 0, offset_ = 0, length_ = 0;
   Bytes in_, out_;
   std::byte *input_ = nullptr, *output_ = nullptr;

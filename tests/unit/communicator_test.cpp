@@ -133,7 +133,6 @@ TEST(Communicator, MemoryThatNoSystemCallReads) {
           request.count = collective == Collective::allreduce ? kCount : kCount / 3;
           request.in = in;
           request.out = in_place ? in : out.data();
-          request.in_place = in_place;
           communicator.run(request);
           for (std::size_t i = 0; i < request.count; ++i)
             if (static_cast<float*>(request.out)[i] != 6 + 3 * more)

@@ -65,6 +65,12 @@ Driver make_driver() {
   return made;
 }
 
+/// Whose context needs no driver.
+struct TestRepeats : Repeats {
+  TestRepeats(const Driver& driver, Replays& common) : Repeats(driver, common, ContextId{}) {}
+  ~TestRepeats() { forget(); }
+};
+
 /// A channel with one program.
 class RepeatsTest : public testing::Test {
  protected:
@@ -105,7 +111,7 @@ class RepeatsTest : public testing::Test {
 };
 
 TEST_F(RepeatsTest, NothingIsSetForACallLikeTheLast) {
-  Repeats repeats(driver_, replays_);
+  TestRepeats repeats(driver_, replays_);
   for (int i = 0; i < 100; ++i) check_call(repeats, 5);
   EXPECT_EQ(told.launches, replays_.enough);
   EXPECT_EQ(told.graphs_launched, 100 - replays_.enough);
@@ -117,7 +123,7 @@ TEST_F(RepeatsTest, NothingIsSetForACallLikeTheLast) {
 }
 
 TEST_F(RepeatsTest, CallsThatTakeTurnsHaveAGraphEach) {
-  Repeats one(driver_, replays_), other(driver_, replays_);
+  TestRepeats one(driver_, replays_), other(driver_, replays_);
   for (std::size_t i = 0; i < 200; ++i) {
     check_call(one, i % 3);
     check_call(other, 7, /*runs=*/5);
@@ -127,14 +133,14 @@ TEST_F(RepeatsTest, CallsThatTakeTurnsHaveAGraphEach) {
 }
 
 TEST_F(RepeatsTest, ManyBuffersShareGraphs) {
-  Repeats repeats(driver_, replays_);
+  TestRepeats repeats(driver_, replays_);
   for (std::size_t i = 0; i < 1000; ++i) check_call(repeats, i % 50);
   EXPECT_LT(told.graphs_made, 20);
   EXPECT_GT(told.settings, 900);
 }
 
 TEST_F(RepeatsTest, NumbersThatOthersTakeAreAllowedFor) {
-  Repeats repeats(driver_, replays_);
+  TestRepeats repeats(driver_, replays_);
   for (int i = 0; i < 100; ++i) {
     check_call(repeats, 5);
     if (i % 10 == 0) ++number_, last_run_ += 3;  // a launch that is none of ours
@@ -142,7 +148,7 @@ TEST_F(RepeatsTest, NumbersThatOthersTakeAreAllowedFor) {
 }
 
 TEST_F(RepeatsTest, CountsMayWrap) {
-  Repeats repeats(driver_, replays_);
+  TestRepeats repeats(driver_, replays_);
   replays_.launches = replays_.runs = UINT32_MAX - 20;
   last_run_ = UINT32_MAX - 30;
   number_ = 5;
@@ -150,7 +156,7 @@ TEST_F(RepeatsTest, CountsMayWrap) {
 }
 
 TEST_F(RepeatsTest, GraphsAreBounded) {
-  Repeats repeats(driver_, replays_);
+  TestRepeats repeats(driver_, replays_);
   for (int round = 0; round < 20; ++round)
     for (std::size_t function = 1; function <= 200; ++function) check_call(repeats, 1, 1, function);
   EXPECT_EQ(told.graphs_made, Replays::kMostGraphs);
@@ -158,7 +164,7 @@ TEST_F(RepeatsTest, GraphsAreBounded) {
 }
 
 TEST_F(RepeatsTest, LaunchesGoOnWithoutGraphs) {
-  Repeats repeats(driver_, replays_);
+  TestRepeats repeats(driver_, replays_);
   told.can_instantiate = false;
   for (int i = 0; i < 50; ++i) check_call(repeats, 5);
   EXPECT_EQ(told.launches, 50);

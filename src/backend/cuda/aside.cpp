@@ -3,7 +3,20 @@
 
 #include <algorithm>
 
+#include "schedule/schedule.hpp"
+
 namespace trib::cuda {
+
+bool covers_input(const Arguments& arguments, int rank) {
+  if (!is_scatter(static_cast<Collective>(arguments.signature.collective))) return false;
+  const std::size_t element = bytes(arguments.dtype);
+  const std::size_t* const begin = arguments.chunk_begin;
+  const std::size_t own = (begin[rank + 1] - begin[rank]) * element;
+  const auto* const in = static_cast<const std::byte*>(arguments.in);
+  const auto* const out = static_cast<const std::byte*>(arguments.out);
+  if (out + own <= in || in + begin[arguments.chunks] * element <= out) return false;
+  return out != in || own > begin[1] * element;
+}
 
 Aside::~Aside() {
   if (blocks_.empty()) return;

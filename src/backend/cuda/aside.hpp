@@ -6,9 +6,15 @@
 #include <cstddef>
 #include <vector>
 
+#include "backend/backend.hpp"
 #include "backend/cuda/driver.hpp"
 
 namespace trib::cuda {
+
+/// Whether a reduce_scatter's result, of `rank`, lies over what is yet to be read. In place, `out`
+/// is the front of `in`, and over the first chunk it may lie: the same unit or slice of `in` is
+/// read before.
+bool covers_input(const Arguments& arguments, int rank);
 
 class Aside {
  public:

@@ -76,26 +76,13 @@ std::size_t CopyProgram::fit(bool is_large) const {
 
 // --------------------------------------------------------------------------------------- a call
 
-/// In place, a reduce_scatter's `out` is the front of `in`. Over the first chunk it may lie: a
-/// slice of it is written when the same slice of `in` has been pushed and folded.
-bool CopyProgram::covers_input(const Arguments& arguments) const {
-  if (!is_scatter(static_cast<Collective>(arguments.signature.collective))) return false;
-  const std::size_t element = bytes(arguments.dtype);
-  const std::size_t* const begin = arguments.chunk_begin;
-  const std::size_t own = (begin[rank_ + 1] - begin[rank_]) * element;
-  const auto* const in = static_cast<const std::byte*>(arguments.in);
-  const auto* const out = static_cast<const std::byte*>(arguments.out);
-  if (out + own <= in || in + begin[arguments.chunks] * element <= out) return false;
-  return out != in || own > begin[1] * element;
-}
-
 Operation& CopyProgram::launch(const Arguments& arguments) {
   CopyEngine& engine = *channel_.copy_engine_;
   const Current current(channel_.context_);
   arguments_ = arguments;
   kernel_ = channel_.kernels_->find(arguments.op, arguments.dtype, Protocol::simple);
   const std::size_t element = bytes(arguments.dtype);
-  is_aside_ = covers_input(arguments);
+  is_aside_ = covers_input(arguments, rank_);
   if (is_aside_)
     aside_at_ =
         aside_.reserve((arguments.chunk_begin[rank_ + 1] - arguments.chunk_begin[rank_]) * element);

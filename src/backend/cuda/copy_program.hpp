@@ -61,8 +61,6 @@ class CopyProgram final : public trib::Program, public Operation {
   void enqueue(Bundle& bundle);
   static constexpr int kActive = 8;  // passes that have begun
 
-  bool covers_input(const Arguments& arguments) const;
-
   /// True: the call is done.
   bool work();
   void collect();

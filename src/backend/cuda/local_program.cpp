@@ -51,25 +51,15 @@ std::unique_ptr<LocalProgram> LocalProgram::of(Channel& channel, const std::vect
 LocalProgram::LocalProgram(Channel& channel, std::vector<int> to)
     : channel_(channel),
       to_(std::move(to)),
-      repeats_(channel.driver_, channel.replays_),
+      repeats_(channel.driver_, channel.replays_, channel.context_id_),
       aside_(channel.context_id_) {
   launch_.doorbell = channel.doorbell_;
   launch_.counters = reinterpret_cast<Counters*>(channel.counters_);
   launch_.time_limit = channel.time_limit_;
 }
 
-LocalProgram::~LocalProgram() {
-  if (!repeats_.is_used()) return;
-  try {
-    const Current current(channel_.context_id_);
-    repeats_.forget();
-  } catch (const Error&) {
-    // The context is gone, and the graphs with it.
-  }
-}
-
 /// Whether a reduce_scatter's result lies over what other threads have yet to read.
-bool LocalProgram::covers_input(const Arguments& arguments, int size) {
+bool LocalProgram::covers_any_input(const Arguments& arguments, int size) {
   const std::size_t element = bytes(arguments.dtype);
   const std::size_t* const begin = arguments.chunk_begin;
   for (int rank = 0; rank < size; ++rank) {
@@ -108,7 +98,7 @@ Operation& LocalProgram::launch(const Arguments& arguments) {
   const Current current(channel_.context_);
   launch.is_last = true;
   Repeats::Kernel kernel = lay_out(launch, arguments);
-  if (launch.is_scattered && covers_input(arguments, size)) {
+  if (launch.is_scattered && covers_any_input(arguments, size)) {
     // Its chunks are as far from each other there as in `in`.
     auto* const aside =
         reinterpret_cast<std::byte*>(aside_.reserve(begin[arguments.chunks] * element));

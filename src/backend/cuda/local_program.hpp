@@ -17,8 +17,6 @@ class LocalProgram final : public trib::Program, public Operation {
   /// fold chunks of all ranks' `in`, in their order, for some ranks' `out`.
   static std::unique_ptr<LocalProgram> of(Channel& channel, const std::vector<Schedule>& all);
 
-  ~LocalProgram() override;
-
   std::size_t fit(bool) const override { return SIZE_MAX; }  // nothing goes through inboxes
   Operation& launch(const Arguments& arguments) override;
   bool advance(int polls) override;
@@ -28,7 +26,7 @@ class LocalProgram final : public trib::Program, public Operation {
 
  private:
   LocalProgram(Channel& channel, std::vector<int> to);
-  static bool covers_input(const Arguments& arguments, int size);
+  static bool covers_any_input(const Arguments& arguments, int size);
   Repeats::Kernel lay_out(LocalLaunch& launch, const Arguments& arguments) const;
 
   Channel& channel_;

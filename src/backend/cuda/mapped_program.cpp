@@ -37,7 +37,7 @@ std::unique_ptr<MappedProgram> MappedProgram::of(Channel& channel,
 MappedProgram::MappedProgram(Channel& channel, const Step& fold)
     : channel_(channel),
       chunk_(fold.to.front().chunk),
-      repeats_(channel.driver_, channel.replays_) {
+      repeats_(channel.driver_, channel.replays_, channel.context_id_) {
   for (const Location& to : fold.to) to_.push_back(to.rank);
   // The nearest behind this rank first, itself last: at any time, every rank stores to another one.
   const auto distance = [&](int rank) { return wrap(rank - channel.rank_ - 1, channel.size_); };
@@ -51,16 +51,6 @@ MappedProgram::MappedProgram(Channel& channel, const Step& fold)
   for (int rank = 0; rank < channel.size_; ++rank)
     launch_.inbox[rank] =
         reinterpret_cast<std::byte*>(channel.inboxes_[static_cast<std::size_t>(rank)]);
-}
-
-MappedProgram::~MappedProgram() {
-  if (!repeats_.is_used()) return;
-  try {
-    const Current current(channel_.context_id_);
-    repeats_.forget();
-  } catch (const Error&) {
-    // The context is gone, and the graphs with it.
-  }
 }
 
 Operation& MappedProgram::launch(const Arguments& arguments) {

@@ -16,8 +16,6 @@ class MappedProgram final : public trib::Program, public Operation {
   /// ranks' `in`, in their order.
   static std::unique_ptr<MappedProgram> of(Channel& channel, const std::vector<Schedule>& all);
 
-  ~MappedProgram() override;
-
   std::size_t fit(bool) const override { return SIZE_MAX; }  // nothing goes through inboxes
   Operation& launch(const Arguments& arguments) override;
   bool advance(int polls) override { return channel_.await(launch_.number, polls); }

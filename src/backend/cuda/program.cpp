@@ -63,7 +63,7 @@ Program::Program(Channel& channel, const std::vector<Schedule>& all)
 Program::Program(Channel& channel, const std::vector<Schedule>& all, int rank)
     : channel_(channel),
       rank_(rank),
-      repeats_(channel.driver_, channel.replays_),
+      repeats_(channel.driver_, channel.replays_, channel.context_id_),
       aside_(channel.context_id_) {
   translate(all);
 }
@@ -466,28 +466,9 @@ std::size_t Program::fit(bool is_large) const {
   return room / static_cast<std::size_t>(std::max(units_, 1)) / kUnitBytes * kUnitBytes;
 }
 
-Program::~Program() {
-  if (!repeats_.is_used()) return;
-  try {
-    const Current current(channel_.context_id_);
-    repeats_.forget();
-  } catch (const Error&) {
-    // The context is gone, and the graphs with it.
-  }
-}
-
-/// In place, a reduce_scatter's `out` is the front of `in`. A thread reads a unit of `in` before it
-/// writes the same unit of `out`, but beyond the first chunk it would be another thread's.
-bool Program::covers_input(const Arguments& arguments) const {
-  if (!is_scatter(static_cast<Collective>(arguments.signature.collective)) || channel_.sharing_)
-    return false;
-  const std::size_t element = bytes(arguments.dtype);
-  const std::size_t* const begin = arguments.chunk_begin;
-  const std::size_t own = (begin[channel_.rank_ + 1] - begin[channel_.rank_]) * element;
-  const auto* const in = static_cast<const std::byte*>(arguments.in);
-  const auto* const out = static_cast<const std::byte*>(arguments.out);
-  if (out + own <= in || in + begin[arguments.chunks] * element <= out) return false;
-  return out != in || own > begin[1] * element;
+/// Where ranks share devices such calls do not come here, see Communicator::is_in_the_way.
+bool Program::is_to_go_aside(const Arguments& arguments) const {
+  return !channel_.sharing_ && covers_input(arguments, channel_.rank_);
 }
 
 Operation& Program::launch(const Arguments& arguments) {
@@ -512,7 +493,7 @@ Operation& Program::launch(const Arguments& arguments) {
   if (!arguments.is_enqueued && !channel_.sharing_) {
     // What lies over its input takes a result aside, which is not for a kernel that lingers.
     const bool may_linger = arguments.linger > 0 && !arguments.is_large && launch.passes == 1 &&
-                            look_for_repeat(arguments) && !covers_input(arguments);
+                            look_for_repeat(arguments) && !is_to_go_aside(arguments);
     if (order(arguments, may_linger && is_next)) return *this;
     if (may_linger && channel_.is_worth_lingering())
       launch.linger = static_cast<std::uint64_t>(arguments.linger) * 1000;
@@ -588,7 +569,7 @@ void Program::start(const Arguments& arguments) {
           : Protocol::simple;
   const CUfunction function = channel_.kernels_->find(arguments.op, arguments.dtype, protocol);
   const Current current(channel_.context_);
-  is_aside_ = covers_input(arguments);
+  is_aside_ = is_to_go_aside(arguments);
   const std::size_t own =
       is_aside_
           ? (arguments.chunk_begin[channel_.rank_ + 1] - arguments.chunk_begin[channel_.rank_]) *

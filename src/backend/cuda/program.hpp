@@ -10,7 +10,6 @@ namespace trib::cuda {
 class Program final : public trib::Program, public Operation {
  public:
   Program(Channel& channel, const std::vector<Schedule>& all);
-  ~Program() override;
 
   /// What some rank's schedule has no room for is possible on none. Whether all fit into a launch
   /// of either protocol.
@@ -35,7 +34,7 @@ class Program final : public trib::Program, public Operation {
   }
   void fill_flat();
   void fill_pipeline(std::size_t slice_bytes);
-  bool covers_input(const Arguments& arguments) const;
+  bool is_to_go_aside(const Arguments& arguments) const;
   bool look_for_repeat(const Arguments& arguments);
   bool order(const Arguments& arguments, bool may_be);
   bool hears_from_all(const Arguments& arguments) const;

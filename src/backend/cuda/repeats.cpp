@@ -19,6 +19,16 @@ CUDA_KERNEL_NODE_PARAMS node_parameters(const Repeats::Kernel& kernel, void** pa
 
 }  // namespace
 
+Repeats::~Repeats() {
+  if (uses_.empty()) return;
+  try {
+    const Current current(context_);
+    forget();
+  } catch (const Error&) {
+    // The context is gone, and the graphs with it.
+  }
+}
+
 void Repeats::forget() noexcept {
   for (Use& use : uses_)
     for (Graph& graph : use.graphs) destroy(graph);

@@ -27,7 +27,9 @@ struct Replays {
 /// of the channel's own. All in the channel's context.
 class Repeats {
  public:
-  Repeats(const Driver& driver, Replays& common) : driver_(driver), common_(common) {}
+  Repeats(const Driver& driver, Replays& common, const ContextId& context)
+      : driver_(driver), common_(common), context_(context) {}
+  ~Repeats();
   Repeats(const Repeats&) = delete;
   Repeats& operator=(const Repeats&) = delete;
 
@@ -43,8 +45,7 @@ class Repeats {
               std::uint32_t* first_run, std::uint32_t runs);
   /// The same by no graph: on any stream, captured ones included.
   void launch_once(const Kernel& kernel, CUstream stream, const LaunchRoot& launch);
-  bool is_used() const { return !uses_.empty(); }
-  /// Lets go of all graphs: before it ends, unless the context is gone.
+  /// Lets go of all graphs, in the context, which is current.
   void forget() noexcept;
 
  private:
@@ -76,6 +77,7 @@ class Repeats {
 
   const Driver& driver_;
   Replays& common_;
+  const ContextId context_;
   std::vector<Use> uses_;
 };
 

@@ -303,8 +303,8 @@ void Channel::announce(const Signature& signature) {
   record.count.store(signature.count, std::memory_order_release);
   record.packed.store(pack(signature), std::memory_order_release);
   record.call.store(call, std::memory_order_release);
-  // Release: pairs with the acquire in met() and diagnose(); the record and all slots of earlier
-  // calls come with it.
+  // Release: pairs with the acquire in missing(), absent() and diagnose(); the record and all slots
+  // of earlier calls come with it.
   own.state.call.store(call, std::memory_order_release);
 }
 
