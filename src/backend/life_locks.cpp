@@ -2,15 +2,15 @@
 #include "backend/life_locks.hpp"
 
 #include <fcntl.h>
-#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <mutex>
-#include <set>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "base/pages.hpp"
 
 namespace trib {
 namespace {
@@ -26,57 +26,56 @@ struct flock lock_of(int rank) {
   return lock;
 }
 
-/// Descriptors that a child of the program's must not keep: their locks would outlive the process.
-/// (Where it executes another program they are closed anyway.)
-class Kept {
- public:
-  static Kept& of_process() {
-    static auto& kept = *new Kept;  // never destroyed: MPI may end very late
-    return kept;
-  }
-  void add(int fd) {
-    const std::lock_guard lock(mutex_);
-    files_.insert(fd);
-  }
-  void remove(int fd) {
-    const std::lock_guard lock(mutex_);
-    files_.erase(fd);
-  }
-
- private:
-  Kept() {
-    ::pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
-                     [] {
-                       for (const int fd : of_process().files_) ::close(fd);
-                       of_process().mutex_.unlock();
-                     });
-  }
-
-  std::mutex mutex_;
-  std::set<int> files_;
-};
-
 }  // namespace
 
-LifeLocks::LifeLocks(File file) : file_(std::move(file)) { Kept::of_process().add(file_.get()); }
+LifeLocks::Page::~Page() {
+  if (at != nullptr) ::munmap(at, page_bytes());
+}
 
-LifeLocks::~LifeLocks() { Kept::of_process().remove(file_.get()); }
+LifeLocks::~LifeLocks() {
+  if (has_file()) ::close(file_);
+}
 
 std::shared_ptr<LifeLocks> LifeLocks::open(Bootstrap& bootstrap, Config::Segment mode) {
   std::string why;
   File file;
   if (!Segment::open(bootstrap, 1, mode, why, 0, &file)) return nullptr;
-  struct flock lock = lock_of(bootstrap.rank());
-  const char is_held = ::fcntl(file.get(), F_OFD_SETLK, &lock) == 0 ? 1 : 0;
+  const std::shared_ptr<LifeLocks> locks(new LifeLocks);
+  const char is_held = locks->hold(file, bootstrap.rank()) ? 1 : 0;
   std::vector<char> all(static_cast<std::size_t>(bootstrap.size()));
   bootstrap.exchange(&is_held, all.data(), 1);
-  if (std::ranges::count(all, 0) > 0) return nullptr;
-  return std::shared_ptr<LifeLocks>(new LifeLocks(std::move(file)));
+  return std::ranges::count(all, 0) > 0 ? nullptr : locks;
+}
+
+/// Takes this rank's lock, of `file`, which may be closed then.
+bool LifeLocks::hold(const File& file, int rank) {
+  struct flock lock = lock_of(rank);
+  if (::fcntl(file.get(), F_OFD_SETLK, &lock) != 0) return false;
+  void* const page = ::mmap(nullptr, page_bytes(), PROT_READ, MAP_SHARED, file.get(), 0);
+  if (page == MAP_FAILED) return false;
+  page_.at = page;
+  if (::madvise(page, page_bytes(), MADV_DONTFORK) != 0) return false;
+  const File again = open_again(::getpid(), file.get());
+  struct stat status{};
+  // Where neither programs that close what they do not know of look first, nor select() last.
+  constexpr int kHigh = 512;
+  file_ = ::fcntl(again.get(), F_DUPFD_CLOEXEC, kHigh);
+  if (file_ < 0) file_ = ::fcntl(again.get(), F_DUPFD_CLOEXEC, 0);
+  if (file_ < 0 || ::fstat(file_, &status) != 0) return false;
+  device_ = status.st_dev;
+  number_ = status.st_ino;
+  return true;
+}
+
+bool LifeLocks::has_file() const {
+  struct stat status{};
+  return file_ >= 0 && ::fstat(file_, &status) == 0 && status.st_dev == device_ &&
+         status.st_ino == number_;
 }
 
 bool LifeLocks::is_gone(int rank) const {
   struct flock lock = lock_of(rank);
-  return ::fcntl(file_.get(), F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+  return has_file() && ::fcntl(file_, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
 }
 
 }  // namespace trib

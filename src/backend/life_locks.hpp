@@ -4,6 +4,7 @@
 // takes back however it ends.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "backend/segment.hpp"
@@ -23,9 +24,21 @@ class LifeLocks {
   bool is_gone(int rank) const;
 
  private:
-  explicit LifeLocks(File file);
+  /// A page of the file as this rank has it open with its lock, which lasts as long as that is
+  /// mapped: whatever descriptors the program closes, and not in its children.
+  struct Page {
+    void* at = nullptr;
+    ~Page();
+  };
+  LifeLocks() = default;
+  bool hold(const File& file, int rank);
+  bool has_file() const;
 
-  File file_;
+  Page page_;
+  /// The file, opened once more to look at others' locks. The program may have closed it, and
+  /// opened another one.
+  int file_ = -1;
+  std::uint64_t device_ = 0, number_ = 0;
 };
 
 }  // namespace trib

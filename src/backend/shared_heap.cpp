@@ -135,8 +135,15 @@ bool SharedHeap::open() noexcept {
     fd_ = -1;
     return false;
   }
-  insert(page_bytes(), Room{bytes_, 0});
-  settled_.resize(bytes_ / kHugePage + 1);
+  try {
+    insert(page_bytes(), Room{bytes_, 0});
+    settled_.resize(bytes_ / kHugePage + 1);
+  } catch (const std::bad_alloc&) {
+    ::munmap(base, bytes_);
+    ::close(fd_);
+    fd_ = -1;
+    return false;
+  }
   is_refused_ = false;
   base_.store(base, std::memory_order_release);  // pairs with the acquire in has()
   return true;
@@ -391,15 +398,32 @@ SharedHeap::Offer SharedHeap::offer() noexcept {
   return {::getpid(), fd_, bytes_, nonce_};
 }
 
-void* SharedHeap::Pages::do_allocate(std::size_t bytes, std::size_t) {
-  void* const pages =
-      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (pages == MAP_FAILED) throw std::bad_alloc();
-  return pages;
+void* SharedHeap::Nodes::do_allocate(std::size_t bytes, std::size_t) {
+  if (bytes > kLongest) return map(bytes);
+  Node*& free = nodes_of(bytes);
+  if (free == nullptr) {
+    const std::size_t length = round_up(bytes, kUnit);
+    auto* const room = static_cast<std::byte*>(map(kMapped));
+    for (std::size_t at = kMapped / length * length; at > 0; at -= length)
+      free = new (room + at - length) Node{free};
+  }
+  return std::exchange(free, free->next);
 }
 
-void SharedHeap::Pages::do_deallocate(void* pages, std::size_t bytes, std::size_t) {
-  ::munmap(pages, bytes);
+void SharedHeap::Nodes::do_deallocate(void* memory, std::size_t bytes, std::size_t) {
+  if (bytes > kLongest) {
+    ::munmap(memory, bytes);
+  } else {
+    Node*& free = nodes_of(bytes);
+    free = new (memory) Node{free};
+  }
+}
+
+void* SharedHeap::Nodes::map(std::size_t bytes) {
+  void* const memory =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  return memory;
 }
 
 // ------------------------------------------------------------------------------------------- forks
@@ -491,9 +515,12 @@ void SharedHeap::make_own() noexcept {
   std::byte* const shared = is_there ? nullptr : move_away();
   const int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE | (is_copy ? MAP_ANONYMOUS : 0);
   const int content = is_copy ? -1 : file;
+  // First of all: whatever fails below, the child does not write to its parent's memory. And who
+  // may have no more mappings has room for another one then.
+  ::munmap(base(), bytes_);
   if (::mmap(base(), bytes_, PROT_READ | PROT_WRITE, flags, content, 0) == MAP_FAILED) {
     // More than the system is willing to promise: what is in use, then. What it still does not
-    // promise is out of reach, since the child must not write to its parent's memory.
+    // promise is out of reach.
     ::mmap(base(), bytes_, PROT_NONE, flags | MAP_ANONYMOUS, -1, 0);
     for (const auto& [begin, end] : blocks_)
       ::mmap(base() + begin, end - begin, PROT_READ | PROT_WRITE, flags, content,

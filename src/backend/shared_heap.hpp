@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -86,12 +87,24 @@ class SharedHeap {
 
   /// Memory for the members below. Not from malloc, which may be the heap's user: it would come
   /// back here, or wait for a lock whose holder waits for ours.
-  struct Pages final : std::pmr::memory_resource {
+  /// (Not the library's pool, which crashes once it has been refused memory.)
+  class Nodes final : public std::pmr::memory_resource {
+    static constexpr std::size_t kUnit = 16, kLongest = 128;  // bytes of what is kept for the next
+    static constexpr std::size_t kMapped = 64 << 10;          // bytes, and cut into nodes
+
+    struct Node {
+      Node* next;
+    };
+
     void* do_allocate(std::size_t bytes, std::size_t alignment) override;
-    void do_deallocate(void* pages, std::size_t bytes, std::size_t alignment) override;
+    void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override;
     bool do_is_equal(const memory_resource& other) const noexcept override {
       return this == &other;
     }
+    static void* map(std::size_t bytes);
+    Node*& nodes_of(std::size_t bytes) { return free_[(std::max(bytes, kUnit) - 1) / kUnit]; }
+
+    std::array<Node*, kLongest / kUnit> free_{};
   };
 
   struct Room {
@@ -119,17 +132,16 @@ class SharedHeap {
   std::size_t in_use_ = 0;           // bytes in `blocks_`
   std::size_t kept_ = 0;             // bytes in `rooms_` that are written
   std::uint64_t frees_ = 0;
-  Pages pages_;
-  std::pmr::unsynchronized_pool_resource pool_{&pages_};
+  Nodes nodes_;
   // By their first byte, counted from the heap's start.
-  std::pmr::map<std::size_t, std::size_t> blocks_{&pool_};  // to their ends
-  Rooms rooms_{&pool_};
+  std::pmr::map<std::size_t, std::size_t> blocks_{&nodes_};  // to their ends
+  Rooms rooms_{&nodes_};
   // Where the rooms begin, by their sizes, and those that are written by how long they have been.
   using Index = std::pmr::set<std::pair<std::uint64_t, std::size_t>>;
-  Index written_by_size_{&pool_}, empty_by_size_{&pool_}, by_age_{&pool_};
-  std::pmr::vector<void*> freed_ = std::pmr::vector<void*>(&pool_);  // during a fork
+  Index written_by_size_{&nodes_}, empty_by_size_{&nodes_}, by_age_{&nodes_};
+  std::pmr::vector<void*> freed_ = std::pmr::vector<void*>(&nodes_);  // during a fork
   // Stretches of a huge page's size that have been offered to be one.
-  std::pmr::vector<bool> settled_ = std::pmr::vector<bool>(&pool_);
+  std::pmr::vector<bool> settled_ = std::pmr::vector<bool>(&nodes_);
 };
 
 /// The heaps of the ranks of one communicator, mapped here.

@@ -41,22 +41,18 @@ bool is_logged(Config::Log level) {
 void log(Config::Log level, const std::string& text) {
   if (!is_logged(level)) return;
   const int saved_errno = errno;
-  char line[PIPE_BUF];  // what a pipe takes whole, so that lines of several ranks do not mix
+  // What a pipe takes whole, so that lines of several ranks do not mix. Not on the stack: a
+  // thread's may be short.
+  constexpr std::size_t kMost = PIPE_BUF;
   const int rank = logged_rank.load(std::memory_order_relaxed);
-  const std::string_view name = title(level);
-  const int length = static_cast<int>(name.size());
-  const int head = rank < 0
-                       ? std::snprintf(line, sizeof line, "tributary: %.*s: ", length, name.data())
-                       : std::snprintf(line, sizeof line, "tributary: [rank %d] %.*s: ", rank,
-                                       length, name.data());
-  std::size_t end = static_cast<std::size_t>(head);
-  const std::size_t room = sizeof line - end - 1;
-  const std::size_t taken = std::min(text.size(), room);
-  std::memcpy(line + end, text.data(), taken);
-  end += taken;
-  if (taken < text.size()) std::memcpy(line + end - 3, "...", 3);
-  line[end++] = '\n';
-  while (::write(STDERR_FILENO, line, end) < 0 && errno == EINTR) {
+  std::string line = "tributary: ";
+  if (rank >= 0) line += "[rank " + std::to_string(rank) + "] ";
+  line += title(level);
+  line += ": ";
+  line += text;
+  if (line.size() >= kMost) line.replace(kMost - 4, std::string::npos, "...");
+  line += '\n';
+  while (::write(STDERR_FILENO, line.data(), line.size()) < 0 && errno == EINTR) {
   }
   errno = saved_errno;
 }

@@ -226,6 +226,7 @@ Task::~Task() = default;
 
 Background::Background(Group& group, HostChannel& main, Bootstrap& bootstrap, Devices& devices)
     : group_(group), main_(main), bootstrap_(bootstrap), devices_(devices) {
+  spares_.reserve(kMostSpares);
   const std::lock_guard lock(registry().mutex);
   registry().all.push_back(this);
   count.fetch_add(1);
@@ -338,8 +339,9 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
       task.lane_ = lane.get();
       task.own_lane_ = std::move(lane);
       const std::lock_guard lock(lock_);
+      own_lanes_.reserve(own_lanes_.size() + 1);  // nothing may fail once it knows the lane
+      make_room_for_busy(1);
       own_lanes_.push_back(task.lane_);
-      make_room_for_busy();
       return true;
     }
     if (wanted == least) return false;
@@ -348,10 +350,13 @@ bool Background::prepare(Task& task, const std::optional<Choice>& way) {
 
 void Background::dismiss(Task& task) {
   if (!task.own_lane_) return;
-  std::vector<Served> rows;
-  task.own_lane_->plans.add_served(Form::persistent, rows);
   const std::lock_guard lock(lock_);
-  for (Served& row : rows) keep(row);
+  try {
+    std::vector<Served> rows;
+    task.own_lane_->plans.add_served(Form::persistent, rows);
+    for (Served& row : rows) keep(row);
+  } catch (const std::bad_alloc&) {  // statistics do without
+  }
   std::erase(own_lanes_, task.lane_);
   turning_lanes_.fetch_sub(task.own_lane_->turns, std::memory_order_relaxed);
   const std::unique_ptr<Lane> lane = std::move(task.own_lane_);
@@ -828,9 +833,9 @@ void Background::add_busy(Lane& lane) {
   busy_.push_back(&lane);  // there is room: see make_room_for_busy()
 }
 
-/// For all lanes that there are: a task must not get lost for want of memory.
-void Background::make_room_for_busy() {
-  const std::size_t lanes = lanes_.size() + own_lanes_.size();
+/// For all lanes that there are, and some more: a task must not get lost for want of memory.
+void Background::make_room_for_busy(std::size_t more) {
+  const std::size_t lanes = lanes_.size() + own_lanes_.size() + more;
   if (lanes > busy_.capacity()) busy_.reserve(std::max(lanes, 2 * busy_.capacity()));
 }
 

@@ -204,7 +204,7 @@ class Background {
   bool drive(Lane& lane, int polls, Extent extent, bool is_callers = false) noexcept;
   bool go_on(Lane& lane, int polls, Extent extent, bool is_callers) noexcept;
   void add_busy(Lane& lane);
-  void make_room_for_busy();
+  void make_room_for_busy(std::size_t more = 0);
   void note_first_look(Task& task);
   /// A post in its order. It has to wait until ranks have met.
   struct Waiting {

@@ -103,7 +103,8 @@ class Communicator {
   /// which disagree get an error instead of a hang. To be called once per declined call. `root`: of
   /// a Reduce. Where only the arguments tell that this call is not for us (and not even the MPI
   /// refuses them), a blocking form meets peers that it needs first: one that disagrees would leave
-  /// this rank alone in the MPI. Throws Error as run().
+  /// this rank alone in the MPI. Of many such calls some meet: then it may be left alone, but the
+  /// other one gets its error. Throws Error as run().
   void note_declined(Collective collective, int root, Form form, Decline reason);
 
   /// Name of the algorithm that served the last run(); "none" before and after a call without
@@ -253,7 +254,8 @@ class Communicator {
   std::atomic<bool> is_revoked_{false};  // since then, or before
   const char* last_algorithm_ = "none";
   std::unique_ptr<Plans> plans_;
-  std::unique_ptr<Plans> meetings_;  // before calls that are left to the MPI
+  std::unique_ptr<Plans> meetings_;   // before calls that are left to the MPI, ...
+  std::uint64_t user_operators_ = 0;  // ... for such a one, so many
   std::array<std::array<std::atomic<std::uint64_t>, kCollectives>, kForms> empty_calls_{};
   StagingBuffer staged_in_, staged_out_;
   // As Plan's, of what goes on in the background. Of several threads' starts: each pointer was

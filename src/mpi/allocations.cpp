@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <mutex>
+#include <new>
 #include <set>
 
 #include "backend/shared_heap.hpp"
@@ -36,9 +37,14 @@ void* allocate_shared(std::size_t bytes) {
   if (bytes < kLeast || !is_asked_for()) return nullptr;
   void* const block = SharedHeap::get().allocate(bytes, 64);
   if (block == nullptr) return nullptr;
-  const std::lock_guard lock(mutex);
-  blocks().insert(block);
-  return block;
+  try {
+    const std::lock_guard lock(mutex);
+    blocks().insert(block);
+    return block;
+  } catch (const std::bad_alloc&) {
+    SharedHeap::get().free(block);
+    return nullptr;
+  }
 }
 
 bool free_shared(void* block) {

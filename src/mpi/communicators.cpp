@@ -207,11 +207,11 @@ Error revocation(const Member& member) {
 }
 
 void set_up(MPI_Comm comm, Member& member) {
-  member.declined.reset();
-  // The defaults, if there was an error.
-  const Config& config = member.config ? *member.config : read_settings_once().config;
   do_or_fail(member, [&] {
     do_or_tell(comm, [&] {
+      member.declined.reset();
+      // The defaults, if there was an error.
+      const Config& config = member.config ? *member.config : read_settings_once().config;
       auto bootstrap = std::make_unique<MpiBootstrap>(comm, member.rank, member.size,
                                                       config.timeout, member.exchanges);
       MpiBootstrap* const its_bootstrap = bootstrap.get();

@@ -4,6 +4,7 @@
 // on as they came.
 #include "mpi/intercept.hpp"
 
+#include <new>
 #include <utility>
 
 #include "mpi/allocations.hpp"
@@ -13,6 +14,7 @@
 #include "mpi/lifetime.hpp"
 #include "mpi/requests.hpp"
 #include "mpi/staged_requests.hpp"
+#include "mpi/translate.hpp"
 #include "tributary/tributary.h"
 
 namespace trib::mpi {
@@ -82,7 +84,11 @@ int with_requests(Entry entry, bool is_whole, Ours&& ours, Words... words) {
     return mpi.call(entry, words...);
   }
   sweep();
-  return ours();
+  try {
+    return ours();
+  } catch (const std::bad_alloc& error) {  // lists are copied first, before anything is done
+    return raise(MPI_COMM_SELF, error);
+  }
 }
 
 /// MPI_Type_free and MPI_Op_free.
@@ -90,6 +96,7 @@ template <class Handle>
 int free_handle(Entry entry, Word address, Handle (*null)()) {
   const Library& mpi = library();
   auto* const handle = reinterpret_cast<Handle*>(address);
+  generation_of_types.fetch_add(1, std::memory_order_relaxed);
   if (!mpi.is_ours || !handle || !put_off_free(to_word(*handle))) return mpi.call(entry, address);
   *handle = null();
   return MPI_SUCCESS;

@@ -7,6 +7,7 @@
 #include "mpi/immortal.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
+#include "mpi/translate.hpp"
 
 namespace trib::mpi {
 namespace {
@@ -14,7 +15,9 @@ namespace {
 struct State {
   std::mutex mutex;  // one thread at a time may reduce on a communicator
   bool is_there = false, is_over = false;
-  MPI_Comm comm{};  // if it is there
+  MPI_Comm comm{};          // if it is there
+  Word dtype = 0, op = 0;   // that were not refused the last time; or zero
+  unsigned generation = 0;  // of handles, at that time
 };
 constinit Immortal<State> state;
 
@@ -38,10 +41,20 @@ bool is_ready() {
 
 bool is_refused(MPI_Datatype dtype, MPI_Op op) noexcept {
   const std::lock_guard lock(state->mutex);
+  const unsigned generation = generation_of_types.load(std::memory_order_relaxed);
+  if (state->generation == generation && state->dtype == to_word(dtype) && state->op == to_word(op))
+    return false;
   if (!is_ready()) return false;
   alignas(64) std::array<char, 64> in{}, out{};  // no MPI likes null here
-  return library().call(Entry::Allreduce, to_word(in.data()), to_word(out.data()), Word{0},
-                        to_word(dtype), to_word(op), to_word(state->comm)) != MPI_SUCCESS;
+  const bool is_refused =
+      library().call(Entry::Allreduce, to_word(in.data()), to_word(out.data()), Word{0},
+                     to_word(dtype), to_word(op), to_word(state->comm)) != MPI_SUCCESS;
+  if (!is_refused) {
+    state->generation = generation;
+    state->dtype = to_word(dtype);
+    state->op = to_word(op);
+  }
+  return is_refused;
 }
 
 void end_judging() noexcept {

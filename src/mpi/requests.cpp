@@ -39,16 +39,32 @@ struct Handle {
   Task nonblocking;
   std::unique_ptr<Emulation> emulation;  // then there is no task
   bool is_active = false;
+  Handle* next = nullptr;  // in a Chain
 
   Task& task() { return persistent ? *persistent : nonblocking; }
 };
 
 constinit Immortal<HandleMap> handles;
 
+/// A list that needs no memory: what has come to its end must not be reported twice for want of it.
+class Chain {
+ public:
+  void push(Handle* handle) noexcept { handle->next = std::exchange(first_, handle); }
+  /// Null: it is empty.
+  Handle* pop() noexcept {
+    Handle* const handle = first_;
+    if (handle != nullptr) first_ = handle->next;
+    return handle;
+  }
+
+ private:
+  Handle* first_ = nullptr;
+};
+
 struct Shelf {
   SpinLock lock;
-  std::vector<Handle*> free;     // with a token each, and in `handles`
-  std::vector<Handle*> orphans;  // freed by the program while they were active
+  Chain free;     // with a token each, and in `handles`
+  Chain orphans;  // freed by the program while they were active
 };
 Shelf& shelf() {
   static Shelf& shelf = *new Shelf;
@@ -72,12 +88,7 @@ Handle* find_task(MPI_Request*& request) {
 Handle* take() {
   {
     const std::lock_guard lock(shelf().lock);
-    auto& free = shelf().free;
-    if (!free.empty()) {
-      Handle* const handle = free.back();
-      free.pop_back();
-      return handle;
-    }
+    if (Handle* const handle = shelf().free.pop()) return handle;
   }
   if (!is_world_running()) throw Error(Code::system, "no requests of ours without MPI_COMM_WORLD");
   auto handle = std::make_unique<Handle>();
@@ -88,12 +99,12 @@ Handle* take() {
 }
 
 /// The program does not hold the handle any more.
-void give_back(Handle* handle) {
+void give_back(Handle* handle) noexcept {
   handle->bootstrap = nullptr;
   handle->communicator.reset();
   handle->is_active = false;
   const std::lock_guard lock(shelf().lock);
-  shelf().free.push_back(handle);
+  shelf().free.push(handle);
 }
 
 /// Takes the orphans off the shelf, and puts those back that are left: the MPI may call the program
@@ -102,19 +113,21 @@ class TakenOrphans {
  public:
   TakenOrphans() {
     const std::lock_guard lock(shelf().lock);
-    orphans_.swap(shelf().orphans);
+    orphans_ = std::exchange(shelf().orphans, {});
   }
   ~TakenOrphans() {
     const std::lock_guard lock(shelf().lock);
-    orphans_.swap(shelf().orphans);
-    shelf().orphans.insert(shelf().orphans.end(), orphans_.begin(), orphans_.end());
+    for (Chain* const chain : {&orphans_, &kept_})
+      while (Handle* const handle = chain->pop()) shelf().orphans.push(handle);
   }
   TakenOrphans(const TakenOrphans&) = delete;
   TakenOrphans& operator=(const TakenOrphans&) = delete;
-  std::vector<Handle*>& get() { return orphans_; }
+  /// One after the other, or null.
+  Handle* next() { return orphans_.pop(); }
+  void keep(Handle* handle) { kept_.push(handle); }
 
  private:
-  std::vector<Handle*> orphans_;
+  Chain orphans_, kept_;
 };
 
 /// The program does not want to hear of its end any more.
@@ -442,12 +455,11 @@ int refuse(const Handle& handle, const char* what) {
 
 void sweep_slowly() {
   TakenOrphans taken;
-  auto& orphans = taken.get();
-  for (std::size_t i = orphans.size(); i > 0; --i) {
-    Handle* const handle = orphans[i - 1];
-    if (is_under_way(*handle)) continue;
-    orphans[i - 1] = orphans.back();
-    orphans.pop_back();
+  while (Handle* const handle = taken.next()) {
+    if (is_under_way(*handle)) {
+      taken.keep(handle);
+      continue;
+    }
     --orphans_held;
     --requests_held;
     dismiss(*handle);
@@ -731,7 +743,7 @@ int free_request(MPI_Request* request) {
   if (is_under_way(*handle)) {
     // It comes to its end all the same. Its handle is not used again before.
     const std::lock_guard lock(shelf().lock);
-    shelf().orphans.push_back(handle);
+    shelf().orphans.push(handle);
     ++orphans_held;
   } else {
     --requests_held;
@@ -821,14 +833,14 @@ int get_status_some(int count, const MPI_Request* requests, int* done, int* indi
 
 void end_requests() noexcept {
   try {
-    std::vector<Handle*> orphans;
+    Chain orphans;
     {
       const std::lock_guard lock(shelf().lock);
-      orphans.swap(shelf().orphans);
+      orphans = std::exchange(shelf().orphans, {});
       orphans_held = 0;
     }
     const WithoutCommunicator without;
-    for (Handle* const handle : orphans) {
+    while (Handle* const handle = orphans.pop()) {
       try {
         if (handle->emulation)
           library().Wait(&handle->emulation->request, MPI_STATUS_IGNORE);
@@ -842,12 +854,12 @@ void end_requests() noexcept {
       give_back(handle);
     }
     // Those that it holds it may still free, in a callback of MPI_COMM_SELF.
-    std::vector<Handle*> free;
+    Chain free;
     {
       const std::lock_guard lock(shelf().lock);
-      free.swap(shelf().free);
+      free = std::exchange(shelf().free, {});
     }
-    for (Handle* const handle : free) {
+    while (Handle* const handle = free.pop()) {
       handles->erase(to_word(handle->token));
       library().Request_free(&handle->token);
       delete handle;
@@ -880,8 +892,7 @@ void forget_requests() noexcept {
     orphans_held = 0;
     {
       const std::lock_guard lock(shelf().lock);
-      shelf().free.clear();
-      shelf().orphans.clear();
+      shelf().free = shelf().orphans = {};
     }
     for (const std::uintptr_t word : handles->clear()) {
       auto* const handle = reinterpret_cast<Handle*>(word);

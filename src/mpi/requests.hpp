@@ -139,10 +139,11 @@ int post(const Call& call, MPI_Request* request, Original original) {
     };
     Request reduction;
     if (const auto status = leave_unless_ours(call, *member, reduction, leave)) return *status;
+    // First: others that have made the call do not know if it fails on this rank.
+    member->has_used_requests = true;
     if (member->has_no_background) return leave(Decline::no_memory);
     if (member->declined || !post(call, *member, reduction, request)) [[unlikely]]
       return leave(Decline::not_set_up);
-    member->has_used_requests = true;
     if (member->communicator->wants_to_settle()) [[unlikely]]
       ask_to_settle(*member);
     return MPI_SUCCESS;
@@ -171,8 +172,8 @@ int prepare(const Call& call, MPI_Request* request, Original original) {
     }
     Request reduction;
     if (const auto status = leave_unless_ours(call, *member, reduction, leave)) return *status;
+    member->has_used_requests = true;  // as above
     if (!prepare(call, *member, reduction, request)) return leave(Decline::no_memory);
-    member->has_used_requests = true;
     return MPI_SUCCESS;
   } catch (const std::exception& error) {
     return end_with_error(call.comm, error, is_in_mpi);

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -200,8 +201,11 @@ void count_staged(bool is_reduction) {
 
 void keep_counters(const Member& member) {
   const std::lock_guard lock(state->mutex);
-  if (!state->freed) state->freed = new Table;  // lives as long as the process
-  add_to(*state->freed, member);
+  try {
+    if (!state->freed) state->freed = new Table;  // lives as long as the process
+    add_to(*state->freed, member);
+  } catch (const std::bad_alloc&) {  // some are missing, then
+  }
   if (member.size > state->largest) {
     state->largest = member.size;
     state->rank_in_largest = member.rank;

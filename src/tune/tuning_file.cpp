@@ -273,7 +273,7 @@ std::string target_of(const std::string& path) {
   const std::unique_ptr<char, decltype(&std::free)> target(::realpath(path.c_str(), nullptr),
                                                            std::free);
   if (target) return target.get();
-  std::array<char, 4096> text{};  // of a link that leads nowhere yet
+  std::string text(4096, '\0');  // of a link that leads nowhere yet
   const ssize_t length = ::readlink(path.c_str(), text.data(), text.size());
   if (length <= 0 || length == static_cast<ssize_t>(text.size())) return path;
   const std::string next(text.data(), static_cast<std::size_t>(length));

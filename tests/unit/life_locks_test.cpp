@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
+#include <string>
 
 #include "support/thread_ranks.hpp"
 
@@ -23,6 +25,21 @@ TEST_P(LifeLocksTest, AreGivenBackAtTheEndAndNotBefore) {
     auto locks = LifeLocks::open(*bootstrap, GetParam());
     ASSERT_NE(locks, nullptr);
     for (int peer = 0; peer < 3; ++peer) EXPECT_EQ(peer != rank && locks->is_gone(peer), false);
+    // Descriptors that a program closes make nobody dead.
+    meet();
+    if (rank == 2)
+      for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+        std::error_code error;
+        const std::string leads_to = std::filesystem::read_symlink(entry, error);
+        if (leads_to.find("tributary") != leads_to.npos)
+          ::close(std::stoi(entry.path().filename()));
+      }
+    meet();
+    for (int peer = 0; peer < 3; ++peer) EXPECT_EQ(peer != rank && locks->is_gone(peer), false);
+    if (rank == 2) locks = nullptr;
+    meet();
+    locks = LifeLocks::open(*bootstrap, GetParam());
+    ASSERT_NE(locks, nullptr);
     meet();
     // A child of the program's does not go on holding them.
     pid_t child = -1;
