@@ -564,29 +564,31 @@ TEST(Communicator, DisagreementIsAnError) {
 TEST(Communicator, CallLeftToTheMpiByOneRankIsAnErrorOnTheOthers) {
   // A rank meets the others in its first calls with a user's operator, of many in some.
   for (const auto& [reason, before, is_itself_told] :
-       {std::tuple(Decline::user_operator, 20, true), std::tuple(Decline::user_operator, 100, false),
+       {std::tuple(Decline::user_operator, 20, true),
+        std::tuple(Decline::user_operator, 100, false),
         std::tuple(Decline::bad_argument, 100, false)}) {
-    const auto errors = run_ranks(3, [&, reason = reason, before = before](int rank, std::unique_ptr<Bootstrap> bootstrap) {
-      Communicator communicator(std::move(bootstrap), Config{});
-      float in = 1, out = 0;
-      Request request;
-      request.count = 1;
-      request.in = &in;
-      request.out = &out;
-      communicator.run(request);
-      const auto leave = [&](Collective collective, int root) {
-        communicator.note_declined(collective, root, Form::blocking, reason);
-      };
-      for (int i = 0; i < before; ++i) {
-        leave(Collective::allreduce, 0);
-        leave(Collective::reduce, i % 3);
-      }
-      leave(Collective::reduce, 3);  // that the MPI will refuse
-      if (rank == 1)
-        leave(Collective::allreduce, 0);
-      else
-        communicator.run(request);
-    });
+    const auto errors = run_ranks(
+        3, [&, reason = reason, before = before](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+          Communicator communicator(std::move(bootstrap), Config{});
+          float in = 1, out = 0;
+          Request request;
+          request.count = 1;
+          request.in = &in;
+          request.out = &out;
+          communicator.run(request);
+          const auto leave = [&](Collective collective, int root) {
+            communicator.note_declined(collective, root, Form::blocking, reason);
+          };
+          for (int i = 0; i < before; ++i) {
+            leave(Collective::allreduce, 0);
+            leave(Collective::reduce, i % 3);
+          }
+          leave(Collective::reduce, 3);  // that the MPI will refuse
+          if (rank == 1)
+            leave(Collective::allreduce, 0);
+          else
+            communicator.run(request);
+        });
     for (int rank = 0; rank < 3; ++rank) {
       const bool is_told = rank != 1 || is_itself_told;
       const std::string& error = errors[static_cast<std::size_t>(rank)];
