@@ -217,8 +217,9 @@ class MpiSide : public Side {
       MPI_Barrier(comm_);
     }
     // Such a program reduces GPU buffers, too: from then on these calls are served.
-    for (int time = 0; is_copy(call.collective) && !is_own() && time < 4; ++time)
-      check(MPI_Allreduce(call.in, call.out, 1, MPI_UNSIGNED_CHAR, MPI_MAX, comm_));
+    // (The last one, of nothing, is served by "none".)
+    for (int left = 4; is_copy(call.collective) && !is_own() && left >= 0; --left)
+      check(MPI_Allreduce(call.in, call.out, std::min(left, 1), MPI_UNSIGNED_CHAR, MPI_MAX, comm_));
     if (mode_ != Mode::persistent) return;
     end_request();
     check(is_own() ? own_init(call, call.in, call.out) : init(call, call.in, call.out));

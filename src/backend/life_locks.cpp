@@ -55,12 +55,16 @@ bool LifeLocks::hold(const File& file, int rank) {
   if (page == MAP_FAILED) return false;
   page_.at = page;
   if (::madvise(page, page_bytes(), MADV_DONTFORK) != 0) return false;
-  const File again = open_again(::getpid(), file.get());
+  // Once more, or else the program's children keep the lock. Without /proc they do. (Which may be
+  // of a namespace where this process has another number.)
+  const File again(
+      ::open(("/proc/self/fd/" + std::to_string(file.get())).c_str(), O_RDWR | O_CLOEXEC));
+  const int from = again.get() >= 0 ? again.get() : file.get();
   struct stat status{};
   // Where neither programs that close what they do not know of look first, nor select() last.
   constexpr int kHigh = 512;
-  file_ = ::fcntl(again.get(), F_DUPFD_CLOEXEC, kHigh);
-  if (file_ < 0) file_ = ::fcntl(again.get(), F_DUPFD_CLOEXEC, 0);
+  file_ = ::fcntl(from, F_DUPFD_CLOEXEC, kHigh);
+  if (file_ < 0) file_ = ::fcntl(from, F_DUPFD_CLOEXEC, 0);
   if (file_ < 0 || ::fstat(file_, &status) != 0) return false;
   device_ = status.st_dev;
   number_ = status.st_ino;

@@ -442,10 +442,9 @@ void Communicator::yield_and_look() {
 void Communicator::check_time(int peer, double waited) const {
   if (group_.config.timeout > 0 && waited > group_.config.timeout &&
       !is_patient_.load(std::memory_order_relaxed))
-    throw Error(Code::timeout, (peer == group_.rank
-                                    ? "the device of rank " + std::to_string(peer) + " was not done"
-                                    : "rank " + std::to_string(peer) + " did not arrive") +
-                                   " within TRIB_TIMEOUT=" + to_text(group_.config.timeout) + " s");
+    throw Error(Code::timeout, std::string(peer == group_.rank ? "the device of " : "") + "rank " +
+                                   std::to_string(peer) + " did not arrive within TRIB_TIMEOUT=" +
+                                   to_text(group_.config.timeout) + " s");
 }
 
 /// What everyone who waits does for others.

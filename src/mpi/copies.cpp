@@ -98,16 +98,14 @@ class Reader {
 
 }  // namespace
 
-std::optional<int> serve_copy_here(MPI_Comm comm, Member& member, const Prototype& prototype,
+std::optional<int> serve_copy_here(MPI_Comm comm, const Member& member, const Prototype& prototype,
                                    int width, std::span<const Word> words) {
   try {
     prepare_tables();
     const Reader reader(member, width, words);
     const auto copy = prototype.has('@') ? reader.broadcast() : reader.allgather();
-    const bool is_served = copy && member.communicator->run_copy(copy->request, copy->is_plain);
-    member.was_left_to_mpi = !is_served;
-    member.last_generation = 0;  // the next reduction says so of itself
-    return is_served ? std::optional(MPI_SUCCESS) : std::nullopt;
+    if (!copy || !member.communicator->run_copy(copy->request, copy->is_plain)) return {};
+    return MPI_SUCCESS;
   } catch (const std::exception& error) {
     // Peers may be waiting for us: too late to fall back.
     return end_with_error(comm, error, /*is_in_mpi=*/false);

@@ -13,7 +13,7 @@
 namespace trib::mpi {
 
 /// As serve_copy(), on a communicator where kernels may serve it.
-std::optional<int> serve_copy_here(MPI_Comm comm, Member& member, const Prototype& prototype,
+std::optional<int> serve_copy_here(MPI_Comm comm, const Member& member, const Prototype& prototype,
                                    int width, std::span<const Word> words);
 
 /// What an MPI_Bcast or MPI_Allgather returns that kernels have served. Nothing: it is the MPI's,
@@ -21,7 +21,7 @@ std::optional<int> serve_copy_here(MPI_Comm comm, Member& member, const Prototyp
 inline std::optional<int> serve_copy(const Prototype& prototype, int width,
                                      std::span<const Word> words) {
   const auto comm = from_word<MPI_Comm>(words[prototype.communicator()]);
-  Member* const member = find_member(comm);
+  const Member* const member = find_member(comm);
   if (!member || !member->communicator || !member->communicator->serves_copies()) [[likely]]
     return {};
   return serve_copy_here(comm, *member, prototype, width, words);
