@@ -77,15 +77,15 @@ class Reader {
     Request request;
     request.collective = collective;
     request.root = root;
-    request.dtype = Dtype::u8;
-    request.count = bytes;
-    // Kernels count elements, of the whole vector.
+    // Kernels move single bytes more slowly, most of all where ranks' parts do not begin at units
+    // of 16 (an allgather of 16 MiB over three H200 125 us rather than 56). They count elements.
     const bool is_gathered = collective == Collective::allgather;
     const std::size_t total = is_gathered ? bytes * static_cast<std::size_t>(member_.size) : bytes;
-    if (total > kMostElements && bytes % sizeof(std::uint64_t) == 0) {
+    if (bytes % 8 == 0 && total / 4 > kMostElements)
       request.dtype = Dtype::u64;
-      request.count /= sizeof(std::uint64_t);
-    }
+    else
+      request.dtype = bytes % 4 == 0 ? Dtype::u32 : Dtype::u8;
+    request.count = bytes / trib::bytes(request.dtype);
     request.in = reinterpret_cast<const void*>(in);
     request.out = reinterpret_cast<void*>(out);
     return Copy{request, is_plain};
