@@ -14,7 +14,6 @@
 #include "mpi/lifetime.hpp"
 #include "mpi/requests.hpp"
 #include "mpi/staged_requests.hpp"
-#include "mpi/translate.hpp"
 #include "tributary/tributary.h"
 
 namespace trib::mpi {
@@ -96,7 +95,7 @@ template <class Handle>
 int free_handle(Entry entry, Word address, Handle (*null)()) {
   const Library& mpi = library();
   auto* const handle = reinterpret_cast<Handle*>(address);
-  generation_of_types.fetch_add(1, std::memory_order_relaxed);
+  handles_freed.fetch_add(1, std::memory_order_relaxed);
   if (!mpi.is_ours || !handle || !put_off_free(to_word(*handle))) return mpi.call(entry, address);
   *handle = null();
   return MPI_SUCCESS;

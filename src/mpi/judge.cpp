@@ -7,7 +7,6 @@
 #include "mpi/immortal.hpp"
 #include "mpi/library.hpp"
 #include "mpi/lifetime.hpp"
-#include "mpi/translate.hpp"
 
 namespace trib::mpi {
 namespace {
@@ -39,9 +38,11 @@ bool is_ready() {
 
 }  // namespace
 
+std::atomic<unsigned> handles_freed{0};
+
 bool is_refused(MPI_Datatype dtype, MPI_Op op) noexcept {
   const std::lock_guard lock(state->mutex);
-  const unsigned generation = generation_of_types.load(std::memory_order_relaxed);
+  const unsigned generation = handles_freed.load(std::memory_order_relaxed);
   if (state->generation == generation && state->dtype == to_word(dtype) && state->op == to_word(op))
     return false;
   if (!is_ready()) return false;

@@ -3,6 +3,8 @@
 // its error, and the others must neither hear of the call nor be waited for.
 #pragma once
 
+#include <atomic>
+
 #include "mpi/mpi_header.hpp"
 
 namespace trib::mpi {
@@ -11,6 +13,9 @@ namespace trib::mpi {
 /// is asked, in a reduction of nothing over a communicator of this rank alone. False where that
 /// cannot be: without MPI_COMM_WORLD.
 bool is_refused(MPI_Datatype dtype, MPI_Op op) noexcept;
+
+/// By MPI_Type_free and MPI_Op_free: handles may come to mean something else.
+extern std::atomic<unsigned> handles_freed;
 
 /// Before MPI ends.
 void end_judging() noexcept;
