@@ -484,6 +484,39 @@ TEST(SharedHeap, DISABLED_OfOneGiB) {
   EXPECT_EQ(heap().offer().bytes, std::size_t{1} << 30);
 }
 
+TEST(SharedHeap, IsLeftAloneByChildrenWithoutRoomForMappings) {
+  const pid_t child = fork();
+  if (child == 0) {
+    execl("/proc/self/exe", "shared_heap_test",
+          "--gtest_filter=SharedHeap.DISABLED_OfOneWithoutMappings",
+          "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
+    _exit(1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST(SharedHeap, DISABLED_OfOneWithoutMappings) {
+  constexpr std::size_t kWritten = 4 << 20;
+  auto* const block = static_cast<std::byte*>(allocate(kWritten));
+  std::memset(block, 1, kWritten);
+  // As many as the system permits: neighbours that differ are not joined.
+  constexpr int kMost = 300000;
+  int mappings = 0;
+  while (mappings < kMost && ::mmap(nullptr, 4096, mappings % 2 == 0 ? PROT_READ : PROT_NONE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED)
+    ++mappings;
+  if (mappings == kMost) GTEST_SKIP() << "there is room for more mappings than that";
+  const pid_t child = fork();
+  if (child == 0) {  // which may well crash
+    std::memset(block, 2, kWritten);
+    _exit(0);
+  }
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  for (std::size_t at = 0; at < kWritten; at += 1000) ASSERT_EQ(block[at], std::byte{1});
+}
+
 /// Two processes over a pair of sockets.
 class SocketBootstrap final : public Bootstrap {
  public:
