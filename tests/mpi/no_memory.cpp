@@ -88,6 +88,21 @@ int call(const std::string& what, Sum& sum, Sum& next, MPI_Comm comm) {
   return status;
 }
 
+/// Ranks prepare a communicator for nonblocking reductions or do not, all alike, though the last
+/// one's first post on its parent failed.
+void check_child(MPI_Comm parent) {
+  MPI_Comm child = MPI_COMM_NULL;
+  CHECK(MPI_Comm_dup(parent, &child) == MPI_SUCCESS, "a copy of a communicator that failed");
+  Sum sum(16, 1000);
+  MPI_Request request = MPI_REQUEST_NULL;
+  CHECK(MPI_Iallreduce(sum.in.data(), sum.out.data(), sum.count(), MPI_INT, MPI_SUM, child,
+                       &request) == MPI_SUCCESS,
+        "a copy of a communicator that failed");
+  CHECK(MPI_Wait(&request, MPI_STATUS_IGNORE) == MPI_SUCCESS, "a copy of one that failed");
+  sum.check();
+  MPI_Comm_free(&child);
+}
+
 /// False: the call came to its end before as many allocations.
 bool trial(const std::string& what, long allocations) {
   const bool is_set_up = what == "set-up";
@@ -110,6 +125,8 @@ bool trial(const std::string& what, long allocations) {
   if (all > 0) {  // whoever got off lightly hears of it now
     CHECK(allreduce(next, comm) != MPI_SUCCESS, "%s, %ld: rank %d goes on", what.c_str(),
           allocations, rank);
+    // The first child is prepared in any case.
+    for (int child = 0; what == "nonblocking" && child < 3; ++child) check_child(comm);
   } else {
     MPI_Comm_free(&comm);
   }
