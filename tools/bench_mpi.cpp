@@ -239,6 +239,11 @@ class MpiSide : public Side {
   }
 
  protected:
+  /// Elements that this rank contributes.
+  std::size_t given_by(const Call& call) const {
+    if (call.collective == Collective::allgather) return static_cast<std::size_t>(call.counts[0]);
+    return call.collective == Collective::broadcast && rank_ != call.root ? 0 : call.count;
+  }
   bool is_own() const { return caller_ == MpiCaller::mpi || caller_ == MpiCaller::intel; }
   void start(const Call& call) {
     if (mode_ == Mode::nonblocking)
@@ -414,10 +419,7 @@ class CopySide : public MpiSide {
   std::string library() const override { return "mpi+copy"; }
   void run(const Call& call) override {
     const std::size_t width = trib::bytes(call.dtype);
-    const std::size_t given = call.collective == Collective::allgather
-                                  ? static_cast<std::size_t>(call.counts[0])
-                                  : call.count;
-    cuda::copy_to_host(in_.get(), call.in, given * width);
+    cuda::copy_to_host(in_.get(), call.in, given_by(call) * width);
     reduce(call, in_.get(), out_.get());
     if (call.mine.count > 0) cuda::copy_to_device(call.out, out_.get(), call.mine.count * width);
   }

@@ -126,13 +126,14 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
     char failure[256];
     ProcessId process;
     bool is_passed_by, is_fortran, may_outlive_world, prints_stats;
-    std::uint32_t which_set_up, which_are_served;
+    std::uint32_t which_set_up, which_reduce, which_copy;
   } mine = {};
   mine.process = ProcessId::of_this();
   mine.is_passed_by = !what_passes_by().empty();
   mine.is_fortran = is_begun_in_fortran;
   mine.which_set_up = which_set_up();
-  mine.which_are_served = which_are_served();
+  mine.which_reduce = which_reduce();
+  mine.which_copy = which_copy();
   mine.prints_stats = read_settings_once().config.stats;
   // Whose it is the MPI does not tell. But whoever has one of a session's has that session open.
   mine.may_outlive_world =
@@ -140,7 +141,7 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
   std::strncpy(mine.failure, read_settings_once().failure.c_str(), sizeof mine.failure - 1);
   std::vector<Report> all(static_cast<std::size_t>(bootstrap.size()));
   bootstrap.exchange(&mine, all.data(), sizeof mine);
-  member.is_passed_by = member.is_split = false;
+  member.is_passed_by = member.is_split = member.has_split_copies = false;
   member.all_print_stats = true;
   std::vector<ProcessId> processes;
   for (const Report& report : all) {
@@ -148,7 +149,8 @@ void agree_on_settings(MpiBootstrap& bootstrap, Member& member) {
     const bool differs =
         report.is_fortran != mine.is_fortran || report.which_set_up != mine.which_set_up;
     if (differs && is_init_under_way()) is_mixed = true;
-    member.is_split = member.is_split || report.which_are_served != all[0].which_are_served;
+    member.is_split = member.is_split || report.which_reduce != all[0].which_reduce;
+    member.has_split_copies = member.has_split_copies || report.which_copy != all[0].which_copy;
     member.is_passed_by = member.is_passed_by || report.is_passed_by || differs;
     member.may_outlive_world = member.may_outlive_world || report.may_outlive_world;
     member.all_print_stats = member.all_print_stats && report.prints_stats;

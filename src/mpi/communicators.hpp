@@ -46,6 +46,7 @@ struct Member {
   /// `may_outlive_world`: none are served.
   bool is_passed_by = false;
   bool is_split = false;  ///< found when it was set up: reductions of some ranks do not come here
+  bool has_split_copies = false;  ///< the same of what copies.hpp may serve
   /// A session was open on some rank when it was set up. Our requests are of MPI_COMM_SELF, and so
   /// end with the world; those on a session's communicator need not.
   bool may_outlive_world = false;

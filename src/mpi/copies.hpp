@@ -8,9 +8,17 @@
 #include <span>
 
 #include "mpi/communicators.hpp"
+#include "mpi/library.hpp"
 #include "mpi/prototypes.hpp"
 
 namespace trib::mpi {
+
+/// The functions that kernels may serve. What ranks need to know of each other for it, see
+/// which_copy(), has their names, too.
+constexpr bool may_be_copied(Entry entry) {
+  return entry == Entry::Bcast || entry == Entry::Bcast_c || entry == Entry::Allgather ||
+         entry == Entry::Allgather_c;
+}
 
 /// As serve_copy(), on a communicator where kernels may serve it.
 std::optional<int> serve_copy_here(MPI_Comm comm, const Member& member, const Prototype& prototype,
@@ -22,7 +30,8 @@ inline std::optional<int> serve_copy(const Prototype& prototype, int width,
                                      std::span<const Word> words) {
   const auto comm = from_word<MPI_Comm>(words[prototype.communicator()]);
   const Member* const member = find_member(comm);
-  if (!member || !member->communicator || !member->communicator->serves_copies()) [[likely]]
+  if (!member || !member->communicator || !member->communicator->serves_copies() ||
+      member->has_split_copies) [[likely]]
     return {};
   return serve_copy_here(comm, *member, prototype, width, words);
 }

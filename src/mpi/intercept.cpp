@@ -134,8 +134,7 @@ int pass(Words... words) {
   const Library& mpi = library();
   if (!mpi.is_ours) return mpi.call(entry, words...);
   Word all[] = {words...};
-  if constexpr (entry == Entry::Bcast || entry == Entry::Bcast_c || entry == Entry::Allgather ||
-                entry == Entry::Allgather_c)
+  if constexpr (may_be_copied(entry))
     if (const auto status = serve_copy(prototype, width, all)) return *status;
   if constexpr (prototype.has('q')) Communicator::note_request_of_mpi();
   const int status = is_device_in_use() ? call_with_buffers_on_host(entry, prototype, width, all)

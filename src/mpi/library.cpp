@@ -358,11 +358,12 @@ std::uint32_t which_set_up() {
                          {"MPI_Cart_create", "MPI_Cart_sub"});
 }
 
-std::uint32_t which_are_served() {
+std::uint32_t which_copy() { return which_come_here({"MPI_Bcast", "MPI_Allgather"}, {}); }
+
+std::uint32_t which_reduce() {
   return which_come_here(
       {"MPI_Allreduce", "MPI_Reduce", "MPI_Reduce_scatter", "MPI_Reduce_scatter_block",
-       "MPI_Iallreduce", "MPI_Ireduce", "MPI_Ireduce_scatter", "MPI_Ireduce_scatter_block",
-       "MPI_Bcast", "MPI_Allgather"},
+       "MPI_Iallreduce", "MPI_Ireduce", "MPI_Ireduce_scatter", "MPI_Ireduce_scatter_block"},
       {"MPI_Allreduce_init", "MPI_Reduce_init", "MPI_Reduce_scatter_init",
        "MPI_Reduce_scatter_block_init"});
 }

@@ -137,8 +137,10 @@ std::string what_passes_by();
 void check_is_in_front();
 /// Of the functions in which communicators are set up, a bit each: whether calls of them are seen.
 std::uint32_t which_set_up();
-/// Of the reductions, and of what copies.hpp may serve, likewise.
-std::uint32_t which_are_served();
+/// Of the reductions, likewise.
+std::uint32_t which_reduce();
+/// Of what copies.hpp may serve, likewise.
+std::uint32_t which_copy();
 
 /// No result of any function. Where one leaves it as it was, it has refused the call: MPICH 5.0.2
 /// returns MPI_SUCCESS all the same once an error handler of the program's own has returned.

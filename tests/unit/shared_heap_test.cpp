@@ -465,18 +465,28 @@ TEST(SharedHeap, LockedPagesAreGivenBack) {
   munlock(block, kBytes);
 }
 
-TEST(SharedHeap, LeavesAddressesToProgramsThatHaveFew) {
+/// Another process, with a heap of its own, which the child of a fork would not have. It runs
+/// `test` alone, after `prepare`.
+pid_t start_anew(const std::string& test, const std::function<bool()>& prepare = {}) {
   const pid_t child = fork();
-  if (child == 0) {
-    const rlimit most{std::size_t{8} << 30, std::size_t{8} << 30};
-    if (setrlimit(RLIMIT_AS, &most) != 0) _exit(1);
-    execl("/proc/self/exe", "shared_heap_test", "--gtest_filter=SharedHeap.DISABLED_OfOneGiB",
+  if (child != 0) return child;
+  if (!prepare || prepare())
+    execl("/proc/self/exe", "shared_heap_test", ("--gtest_filter=" + test).c_str(),
           "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
-    _exit(1);
-  }
+  _exit(1);
+}
+int status_of(pid_t child) {
   int status = -1;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return status;
+}
+
+TEST(SharedHeap, LeavesAddressesToProgramsThatHaveFew) {
+  const pid_t child = start_anew("SharedHeap.DISABLED_OfOneGiB", [] {
+    const rlimit most{std::size_t{8} << 30, std::size_t{8} << 30};
+    return setrlimit(RLIMIT_AS, &most) == 0;
+  });
+  EXPECT_EQ(status_of(child), 0);
 }
 
 TEST(SharedHeap, DISABLED_OfOneGiB) {
@@ -485,16 +495,7 @@ TEST(SharedHeap, DISABLED_OfOneGiB) {
 }
 
 TEST(SharedHeap, IsLeftAloneByChildrenWithoutRoomForMappings) {
-  const pid_t child = fork();
-  if (child == 0) {
-    execl("/proc/self/exe", "shared_heap_test",
-          "--gtest_filter=SharedHeap.DISABLED_OfOneWithoutMappings",
-          "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
-    _exit(1);
-  }
-  int status = -1;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(status_of(start_anew("SharedHeap.DISABLED_OfOneWithoutMappings")), 0);
 }
 
 TEST(SharedHeap, DISABLED_OfOneWithoutMappings) {
@@ -565,13 +566,7 @@ struct Side {
 TEST(PeerHeaps, ShowWhatAnotherProcessWrites) {
   int sockets[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
-  // The heap of a child of a fork would be no heap: both sides are new programs, as far as it goes.
-  const pid_t child = fork();
-  if (child == 0) {
-    execl("/proc/self/exe", "shared_heap_test", "--gtest_filter=PeerHeaps.DISABLED_OtherSide",
-          "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
-    _exit(1);
-  }
+  const pid_t child = start_anew("PeerHeaps.DISABLED_OtherSide");
   close(sockets[1]);
   SocketBootstrap bootstrap(0, sockets[0]);
   Side side(bootstrap, std::byte{1});
@@ -584,9 +579,7 @@ TEST(PeerHeaps, ShowWhatAnotherProcessWrites) {
   side.meet();
   for (std::size_t at = 0; at < kBytes; at += 1000) ASSERT_EQ(side.block[at], std::byte{3});
   heap().free(side.block);
-  int status = -1;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(status_of(child), 0);
 }
 
 TEST(PeerHeaps, DISABLED_OtherSide) {
