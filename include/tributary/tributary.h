@@ -244,10 +244,10 @@ trib_result trib_request_free(trib_request* request);
 MPI_Datatype trib_mpi_type(const char* name);
 
 /* Who served the last blocking reduction on `comm`: the name of an algorithm, or "mpi" if it was
- * left to the MPI, or "none" if there was none. An MPI_Bcast or MPI_Allgather that kernels served
- * counts as well. Before the name may stand "staged_" (buffers of GPUs, by way of host memory),
- * "copied_" or "gemv_" (by copy engines, or by cuBLAS), "shared_" (kernels, for several ranks on a
- * GPU), "mapped_" or "direct_" (in peers' buffers). */
+ * left to the MPI, or "none" if there was none. An MPI_Bcast, MPI_Allgather or MPI_Allgatherv that
+ * kernels served counts as well. Before the name may stand "staged_" (buffers of GPUs, by way of
+ * host memory), "copied_" or "gemv_" (by copy engines, or by cuBLAS), "shared_" (kernels, for
+ * several ranks on a GPU), "mapped_" or "direct_" (in peers' buffers). */
 const char* trib_mpi_last_algorithm(MPI_Comm comm);
 
 /* Collective: gives `comm` a value of its own for a setting that its ranks share, a variable of

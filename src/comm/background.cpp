@@ -749,12 +749,9 @@ void Background::stage(Task& task, Memory in) {
     task.in_ = copy;
   }
   if (is_beyond_host(devices_.backend->where(request.out))) {
-    std::size_t length = task.bytes_;
-    if (request.collective == Collective::reduce_scatter)
-      length = static_cast<std::size_t>(task.counts_[static_cast<std::size_t>(group_.rank)]) *
-               bytes(request.dtype);
-    else if (request.collective == Collective::reduce_scatter_block)
-      length = request.count * bytes(request.dtype);
+    const std::size_t length = is_scatter(request.collective)
+                                   ? request.part(group_.rank) * bytes(request.dtype)
+                                   : task.bytes_;
     task.fetched_bytes_ = length;
     task.out_ = task.staged_out_.get(*devices_.backend, length);
   }

@@ -112,14 +112,8 @@ void Communicator::post(Task& task, const Request& request) {
   }
   task.request_ = request;
   task.request_.form = Form::nonblocking;
-  std::size_t count = request.count;
-  if (request.collective == Collective::reduce_scatter) {
-    keep_counts(task);
-    count = 0;
-    for (const std::int64_t part : task.counts_) count += static_cast<std::size_t>(part);
-  } else if (request.collective == Collective::reduce_scatter_block) {
-    count *= static_cast<std::size_t>(group_.size);
-  }
+  keep_counts(task);
+  const std::size_t count = task.request_.elements(group_.size);
   task.bytes_ = count * bytes(request.dtype);
   // Mostly they are the last post's: to share them anew would cost more than the look.
   if (task.findings_ != group_.shared_findings()) task.findings_ = group_.shared_findings();
@@ -150,7 +144,7 @@ void Communicator::post(Task& task, const Request& request) {
 /// Takes a copy of recvcounts, which the caller may change.
 void Communicator::keep_counts(Task& task) const {
   Request& request = task.request_;
-  if (request.collective != Collective::reduce_scatter) return;
+  if (!request.counts) return;
   task.counts_.resize(static_cast<std::size_t>(group_.size));
   for (int rank = 0; rank < group_.size; ++rank)
     task.counts_[static_cast<std::size_t>(rank)] = static_cast<std::int64_t>(request.counts[rank]);

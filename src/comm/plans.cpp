@@ -72,21 +72,14 @@ void Plans::make(Plan& plan, const Request& request) const {
   plan.is_made = false;
   plan.request = request;
   plan.seen_in = plan.seen_out = nullptr;
-  const auto size = static_cast<std::size_t>(group_.size);
-  std::size_t total = request.count, own = request.count;
-  if (request.collective == Collective::reduce_scatter) {
-    plan.counts.resize(size);
-    total = 0;
+  if (has_chunk_per_rank(request.collective)) {
+    plan.counts.resize(static_cast<std::size_t>(group_.size));
     for (int rank = 0; rank < group_.size; ++rank)
-      total += plan.counts[static_cast<std::size_t>(rank)] = request.counts[rank];
-    own = plan.counts[static_cast<std::size_t>(group_.rank)];
-  } else if (has_chunk_per_rank(request.collective)) {
-    plan.counts.assign(size, request.count);
-    total = request.count * size;
-    if (!is_scatter(request.collective)) own = total;
+      plan.counts[static_cast<std::size_t>(rank)] = request.part(rank);
   }
+  const std::size_t total = request.elements(group_.size);
   plan.bytes = total * bytes(request.dtype);
-  plan.out_bytes = own * bytes(request.dtype);
+  plan.out_bytes = plan.out_bytes_of(group_.rank);
 
   Signature& signature = plan.signature;
   signature = {};
@@ -100,7 +93,7 @@ void Plans::make(Plan& plan, const Request& request) const {
   hash = mix(hash, static_cast<std::uint64_t>(request.root));
   hash = mix(hash, std::uint64_t{signature.form} << 24 | std::uint64_t{signature.collective} << 16 |
                        std::uint64_t{signature.dtype} << 8 | signature.op);
-  if (request.collective == Collective::reduce_scatter)
+  if (request.counts)
     for (const std::size_t count : plan.counts) hash = mix(hash, count);
   signature.hash = hash;
 

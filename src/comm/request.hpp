@@ -16,6 +16,7 @@ struct Counts {
   const void* data = nullptr;
   int width = 4;
 
+  explicit operator bool() const { return data != nullptr; }
   std::size_t operator[](int index) const {
     return width == 4 ? static_cast<std::size_t>(static_cast<const std::int32_t*>(data)[index])
                       : static_cast<std::size_t>(static_cast<const std::int64_t*>(data)[index]);
@@ -42,10 +43,21 @@ struct Request {
   Op op = Op::sum;
   int root = 0;              ///< reduce, broadcast
   std::size_t count = 0;     ///< elements: of the vector; reduce_scatter_block, allgather: of each
-                             ///< rank's part; reduce_scatter: unused
-  Counts counts;             ///< reduce_scatter
+                             ///< rank's part
+  Counts counts;             ///< reduce_scatter, and allgather of parts that differ: of each rank's
+                             ///< part, and `count` is unused
   const void* in = nullptr;  ///< in place: the caller's recvbuf; null: broadcast, not root
   void* out = nullptr;       ///< null where a rank gets no result (reduce, not root)
+
+  /// Elements of a rank's part, where each has one.
+  std::size_t part(int rank) const { return counts ? counts[rank] : count; }
+  /// Elements of the vector, among so many ranks.
+  std::size_t elements(int size) const {
+    if (!has_chunk_per_rank(collective)) return count;
+    std::size_t sum = 0;
+    for (int rank = 0; rank < size; ++rank) sum += part(rank);
+    return sum;
+  }
 };
 
 }  // namespace trib

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "mpi/layouts.hpp"
 #include "mpi/translate.hpp"
@@ -34,6 +36,24 @@ std::optional<Bytes> bytes_of(Word address, Word count, MPI_Datatype type) {
 struct Copy {
   Request request;
   bool is_plain = true;
+  std::vector<std::int64_t> counts;  // of a request with such
+
+  Copy(Collective collective, std::uintptr_t in, std::uintptr_t out, bool plain) : is_plain(plain) {
+    request.collective = collective;
+    request.in = reinterpret_cast<const void*>(in);
+    request.out = reinterpret_cast<void*>(out);
+  }
+
+  /// Kernels move single bytes more slowly, most of all where ranks' parts do not begin at units of
+  /// 16 (an allgather of 16 MiB over three H200 125 us rather than 56). They count elements.
+  /// `lengths`: those of all parts, in bytes, or bits of any of them.
+  std::size_t choose_element(std::size_t lengths, std::size_t total) {
+    if (lengths % 8 == 0 && total / 4 > kMostElements)
+      request.dtype = Dtype::u64;
+    else
+      request.dtype = lengths % 4 == 0 ? Dtype::u32 : Dtype::u8;
+    return trib::bytes(request.dtype);
+  }
 };
 
 class Reader {
@@ -47,8 +67,11 @@ class Reader {
     const auto buffer = bytes_at(0);
     if (!buffer || buffer->count < kShortestBroadcast || root < 0 || root >= member_.size)
       return {};
-    return copy(Collective::broadcast, root, buffer->count,
-                root == member_.rank ? buffer->begin : 0, buffer->begin, buffer->is_plain);
+    Copy copy(Collective::broadcast, root == member_.rank ? buffer->begin : 0, buffer->begin,
+              buffer->is_plain);
+    copy.request.root = root;
+    copy.request.count = buffer->count / copy.choose_element(buffer->count, buffer->count);
+    return copy;
   }
 
   std::optional<Copy> allgather() const {
@@ -56,13 +79,44 @@ class Reader {
     if (!part || part->count == 0) return {};
     Bytes own = *part;
     own.begin += static_cast<std::size_t>(member_.rank) * own.count;
-    if (words_[0] != to_word(MPI_IN_PLACE)) {
-      const auto sent = bytes_at(0);
-      if (!sent || sent->count != part->count) return {};
-      own = *sent;
+    if (!take_input(own)) return {};
+    Copy copy(Collective::allgather, own.begin, part->begin, part->is_plain && own.is_plain);
+    const std::size_t total = part->count * static_cast<std::size_t>(member_.size);
+    copy.request.count = part->count / copy.choose_element(part->count, total);
+    return copy;
+  }
+
+  /// Parts that do not lie one behind the other, in the order of the ranks, are as gaps in a type.
+  std::optional<Copy> allgatherv() const {
+    const auto layout = layout_of(from_word<MPI_Datatype>(words_[6]));
+    if (words_[4] == 0 || words_[5] == 0 || !layout || layout->size < 0) return {};
+    const auto rank_count = static_cast<std::size_t>(member_.size);
+    std::vector<std::int64_t> lengths(rank_count);
+    std::uintptr_t out = 0;  // where the first part begins
+    std::size_t total = 0, bits = 0;
+    bool is_plain = layout->is_plain;
+    Bytes own;
+    for (std::size_t rank = 0; rank < rank_count; ++rank) {
+      const std::int64_t count = element(4, rank);
+      if (count < 0) return {};
+      const auto length = static_cast<std::size_t>(count) * static_cast<std::size_t>(layout->size);
+      const std::uintptr_t at =
+          static_cast<std::uintptr_t>(words_[3]) + static_cast<std::uintptr_t>(element(5, rank)) *
+                                                       static_cast<std::uintptr_t>(layout->extent);
+      if (length > 0 && total == 0) out = at;
+      if (length > 0 && at != out + total) is_plain = false;
+      if (rank == static_cast<std::size_t>(member_.rank)) own = {at, length};
+      lengths[rank] = static_cast<std::int64_t>(length);
+      total += length;
+      bits |= length;
     }
-    return copy(Collective::allgather, 0, part->count, own.begin, part->begin,
-                part->is_plain && own.is_plain);
+    if (total == 0 || !take_input(own)) return {};
+    Copy copy(Collective::allgather, own.count > 0 ? own.begin : 0, out, is_plain && own.is_plain);
+    const auto size = static_cast<std::int64_t>(copy.choose_element(bits, total));
+    for (std::int64_t& length : lengths) length /= size;
+    copy.counts = std::move(lengths);
+    copy.request.counts = {copy.counts.data(), 8};
+    return copy;
   }
 
  private:
@@ -71,24 +125,20 @@ class Reader {
     const Word count = width_ == 4 ? static_cast<int>(words_[first + 1]) : words_[first + 1];
     return bytes_of(words_[first], count, from_word<MPI_Datatype>(words_[first + 2]));
   }
-
-  std::optional<Copy> copy(Collective collective, int root, std::size_t bytes, std::uintptr_t in,
-                           std::uintptr_t out, bool is_plain) const {
-    Request request;
-    request.collective = collective;
-    request.root = root;
-    // Kernels move single bytes more slowly, most of all where ranks' parts do not begin at units
-    // of 16 (an allgather of 16 MiB over three H200 125 us rather than 56). They count elements.
-    const bool is_gathered = collective == Collective::allgather;
-    const std::size_t total = is_gathered ? bytes * static_cast<std::size_t>(member_.size) : bytes;
-    if (bytes % 8 == 0 && total / 4 > kMostElements)
-      request.dtype = Dtype::u64;
-    else
-      request.dtype = bytes % 4 == 0 ? Dtype::u32 : Dtype::u8;
-    request.count = bytes / trib::bytes(request.dtype);
-    request.in = reinterpret_cast<const void*>(in);
-    request.out = reinterpret_cast<void*>(out);
-    return Copy{request, is_plain};
+  /// Of a list of counts or displacements.
+  std::int64_t element(std::size_t argument, std::size_t index) const {
+    const auto* const list = reinterpret_cast<const void*>(words_[argument]);
+    return width_ == 4 ? static_cast<const std::int32_t*>(list)[index]
+                       : static_cast<const std::int64_t*>(list)[index];
+  }
+  /// `own`: this rank's part of the output, and in place the input; otherwise that is the sent
+  /// buffer. False: an argument is wrong.
+  bool take_input(Bytes& own) const {
+    if (words_[0] == to_word(MPI_IN_PLACE)) return true;
+    const auto sent = bytes_at(0);
+    if (!sent || sent->count != own.count) return false;
+    own = *sent;
+    return true;
   }
 
   const Member& member_;
@@ -103,7 +153,9 @@ std::optional<int> serve_copy_here(MPI_Comm comm, const Member& member, const Pr
   try {
     prepare_tables();
     const Reader reader(member, width, words);
-    const auto copy = prototype.has('@') ? reader.broadcast() : reader.allgather();
+    const auto copy = prototype.has('@')   ? reader.broadcast()
+                      : prototype.has('N') ? reader.allgatherv()
+                                           : reader.allgather();
     if (!copy || !member.communicator->run_copy(copy->request, copy->is_plain)) return {};
     return MPI_SUCCESS;
   } catch (const std::exception& error) {

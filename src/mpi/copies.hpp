@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// MPI_Bcast and MPI_Allgather of GPU buffers. On communicators whose reductions kernels serve,
-// kernels move these as well, from GPU to GPU, instead of the MPI with copies in host memory. Ranks
-// meet for it as for a reduction: each may have its buffer elsewhere.
+// MPI_Bcast, MPI_Allgather and MPI_Allgatherv of GPU buffers. On communicators whose reductions
+// kernels serve, kernels move these as well, from GPU to GPU, instead of the MPI with copies in
+// host memory. Ranks meet for it as for a reduction: each may have its buffer elsewhere.
 #pragma once
 
 #include <optional>
@@ -17,14 +17,14 @@ namespace trib::mpi {
 /// which_copy(), has their names, too.
 constexpr bool may_be_copied(Entry entry) {
   return entry == Entry::Bcast || entry == Entry::Bcast_c || entry == Entry::Allgather ||
-         entry == Entry::Allgather_c;
+         entry == Entry::Allgather_c || entry == Entry::Allgatherv || entry == Entry::Allgatherv_c;
 }
 
 /// As serve_copy(), on a communicator where kernels may serve it.
 std::optional<int> serve_copy_here(MPI_Comm comm, const Member& member, const Prototype& prototype,
                                    int width, std::span<const Word> words);
 
-/// What an MPI_Bcast or MPI_Allgather returns that kernels have served. Nothing: it is the MPI's,
+/// What a call of one of these returns that kernels have served. Nothing: it is the MPI's,
 /// on all ranks alike.
 inline std::optional<int> serve_copy(const Prototype& prototype, int width,
                                      std::span<const Word> words) {

@@ -358,7 +358,9 @@ std::uint32_t which_set_up() {
                          {"MPI_Cart_create", "MPI_Cart_sub"});
 }
 
-std::uint32_t which_copy() { return which_come_here({"MPI_Bcast", "MPI_Allgather"}, {}); }
+std::uint32_t which_copy() {
+  return which_come_here({"MPI_Bcast", "MPI_Allgather", "MPI_Allgatherv"}, {});
+}
 
 std::uint32_t which_reduce() {
   return which_come_here(

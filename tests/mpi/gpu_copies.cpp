@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// MPI_Bcast and MPI_Allgather beside reductions of GPU buffers, which kernels serve as well where
-// these can reach all ranks' buffers: random mixtures of memory, types and alignment, in place on
-// some ranks, from every root; between nonblocking reductions, and in several threads. Who served a
-// call is looked at, too. Argument: "large": buffers of more than 16 GiB.
+// MPI_Bcast, MPI_Allgather and MPI_Allgatherv beside reductions of GPU buffers, which kernels serve
+// as well where these can reach all ranks' buffers: random mixtures of memory, types and alignment,
+// in place on some ranks, from every root, parts that differ, that are empty, that lie apart;
+// between nonblocking reductions, and in several threads. Who served a call is looked at, too.
+// Argument: "large": buffers of more than 16 GiB.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -38,17 +39,31 @@ struct Part {
   bool is_in_place = false;
 };
 
+enum class What { broadcast, gather, gather_parts };
+
 struct Case {
-  bool is_gather = false;
-  std::size_t bytes = 0;  // of the vector, or of each rank's part of it
+  What what = What::broadcast;
   int root = 0;
   std::vector<Part> parts;
+  /// In bytes, in the output. Of a broadcast there is one, otherwise one of each rank.
+  std::vector<std::size_t> lengths, begins;
 
-  std::size_t total() const { return is_gather ? bytes * static_cast<std::size_t>(size) : bytes; }
+  bool is_gather() const { return what != What::broadcast; }
+  std::size_t total() const { return std::reduce(lengths.begin(), lengths.end()); }
+  /// Of the output.
+  std::size_t end() const {
+    std::size_t end = 0;
+    for (std::size_t i = 0; i < lengths.size(); ++i) end = std::max(end, begins[i] + lengths[i]);
+    return end;
+  }
   const Part& mine() const { return parts[static_cast<std::size_t>(rank)]; }
+  std::size_t own() const { return is_gather() ? static_cast<std::size_t>(rank) : 0; }
   std::string text() const {
-    std::string text = is_gather ? "allgather of " : "broadcast of ";
-    text += std::to_string(bytes) + " bytes, root " + std::to_string(root) + ":";
+    constexpr const char* kNames[] = {"broadcast", "allgather", "allgatherv"};
+    std::string text = kNames[static_cast<int>(what)] + std::string(" of");
+    for (std::size_t i = 0; i < lengths.size(); ++i)
+      text += " " + std::to_string(lengths[i]) + "@" + std::to_string(begins[i]);
+    text += " bytes, root " + std::to_string(root) + ":";
     for (const Part& part : parts)
       text += " " + std::to_string(static_cast<int>(part.place)) +
               std::to_string(static_cast<int>(part.elements)) + "+" + std::to_string(part.shift) +
@@ -57,21 +72,27 @@ struct Case {
   }
   /// Whether kernels should serve it, once they serve reductions on the communicator.
   bool is_for_kernels() const {
-    if (!has_kernels() || bytes == 0 || (!is_gather && bytes < kShortestBroadcast)) return false;
-    const auto is = [&](auto wanted) {
-      return [=](const Part& part) {
-        if constexpr (std::is_same_v<decltype(wanted), Place>)
-          return part.place == wanted;
-        else
-          return part.elements == wanted;
-      };
-    };
-    // As what they are moved, where the length permits.
-    const auto is_aligned = [&](const Part& part) { return bytes % 4 != 0 || part.shift % 4 == 0; };
-    return std::all_of(parts.begin(), parts.end(), is_aligned) &&
-           std::any_of(parts.begin(), parts.end(), is(Place::device)) &&
-           std::none_of(parts.begin(), parts.end(), is(Place::host)) &&
-           std::none_of(parts.begin(), parts.end(), is(Elements::pairs));
+    const std::size_t bytes = total();
+    if (!has_kernels() || bytes == 0 || (!is_gather() && bytes < kShortestBroadcast)) return false;
+    std::size_t first = 0, before = 0, bits = 0;
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      if (lengths[i] == 0) continue;
+      if (before == 0) first = begins[i];
+      if (begins[i] != first + before) return false;
+      before += lengths[i];
+      bits |= lengths[i];
+    }
+    bool is_any_on_device = false;
+    for (std::size_t r = 0; r < parts.size(); ++r) {
+      const Part& part = parts[r];
+      is_any_on_device = is_any_on_device || part.place == Place::device;
+      if (part.place == Place::host || part.elements == Elements::pairs) return false;
+      // As what they are moved, where the lengths permit.
+      const bool has_input = is_gather() && !part.is_in_place && lengths[r] > 0;
+      if (bits % 4 == 0 && ((part.shift + first) % 4 != 0 || (has_input && part.shift % 4 != 0)))
+        return false;
+    }
+    return is_any_on_device;
   }
 };
 
@@ -139,43 +160,46 @@ Counted counted(std::size_t bytes, Elements elements) {
 }
 
 int call(const Case& c, MPI_Comm comm, char* in, char* out) {
-  const auto [count, type] = counted(c.bytes, c.mine().elements);
-  if (!c.is_gather) return MPI_Bcast(out, count, type, c.root, comm);
-  return MPI_Allgather(c.mine().is_in_place ? MPI_IN_PLACE : in, count, type, out, count, type,
-                       comm);
+  const auto [count, type] = counted(c.lengths[c.own()], c.mine().elements);
+  if (c.what == What::broadcast) return MPI_Bcast(out, count, type, c.root, comm);
+  const void* const from = c.mine().is_in_place ? MPI_IN_PLACE : in;
+  if (c.what == What::gather) return MPI_Allgather(from, count, type, out, count, type, comm);
+  std::vector<int> counts, begins;
+  for (std::size_t r = 0; r < c.lengths.size(); ++r) {
+    counts.push_back(counted(c.lengths[r], c.mine().elements).count);
+    begins.push_back(counted(c.begins[r], c.mine().elements).count);
+  }
+  return MPI_Allgatherv(from, count, type, out, counts.data(), begins.data(), type, comm);
 }
 
 /// Makes the call, and looks at each byte, and at those around.
 void check(const Case& c, MPI_Comm comm, Room& ins, Room& outs, int salt) {
   const Part& part = c.mine();
-  const auto me = static_cast<std::size_t>(rank);
-  const std::size_t total = c.total();
   char* const in = ins.at(part.place) + kGuard + part.shift;
   char* const out = outs.at(part.place) + kGuard + part.shift;
-  std::vector<unsigned char> before(total + 2 * kGuard, 0x5a), own(c.bytes);
-  for (std::size_t i = 0; i < c.bytes; ++i) own[i] = value(c.is_gather ? rank : c.root, i, salt);
-  if (c.is_gather ? part.is_in_place : rank == c.root)
-    std::copy(
-        own.begin(), own.end(),
-        before.begin() + static_cast<std::ptrdiff_t>(kGuard + (c.is_gather ? me * c.bytes : 0)));
+  std::vector<unsigned char> before(c.end() + 2 * kGuard, 0x5a), expected = before;
+  const auto fill = [&](std::vector<unsigned char>& to, std::size_t index) {
+    for (std::size_t i = 0; i < c.lengths[index]; ++i)
+      to[kGuard + c.begins[index] + i] =
+          value(c.is_gather() ? static_cast<int>(index) : c.root, i, salt);
+  };
+  for (std::size_t index = 0; index < c.lengths.size(); ++index) fill(expected, index);
+  if (c.is_gather() ? part.is_in_place : rank == c.root) fill(before, c.own());
   set(part, out - kGuard, before);
-  if (c.is_gather && !part.is_in_place) set(part, in, own);
+  if (c.is_gather() && !part.is_in_place) {
+    const auto own = expected.begin() + static_cast<std::ptrdiff_t>(kGuard + c.begins[c.own()]);
+    set(part, in, {own, own + static_cast<std::ptrdiff_t>(c.lengths[c.own()])});
+  }
   CHECK(call(c, comm, in, out) == MPI_SUCCESS, "%s", c.text().c_str());
   std::vector<unsigned char> found(before.size());
   if (part.place == Place::device)
     Gpu::get().copy(found.data(), out - kGuard, found.size());
   else
     std::memcpy(found.data(), out - kGuard, found.size());
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    unsigned char expected = 0x5a;
-    if (i >= kGuard && i < kGuard + total) {
-      const std::size_t at = i - kGuard;
-      expected = c.is_gather ? value(static_cast<int>(at / c.bytes), at % c.bytes, salt)
-                             : value(c.root, at, salt);
-    }
-    CHECK(found[i] == expected, "%s: rank %d, byte %zd is %02x, not %02x", c.text().c_str(), rank,
-          static_cast<std::ptrdiff_t>(i) - static_cast<std::ptrdiff_t>(kGuard), found[i], expected);
-  }
+  for (std::size_t i = 0; i < found.size(); ++i)
+    CHECK(found[i] == expected[i], "%s: rank %d, byte %zd is %02x, not %02x", c.text().c_str(),
+          rank, static_cast<std::ptrdiff_t>(i) - static_cast<std::ptrdiff_t>(kGuard), found[i],
+          expected[i]);
 }
 
 /// So that last_algorithm() says "none" until a call is served.
@@ -184,20 +208,40 @@ void forget_last(MPI_Comm comm) {
   CHECK(MPI_Allreduce(&none, &all, 0, MPI_INT, MPI_SUM, comm) == MPI_SUCCESS, "nothing");
 }
 
+/// `most`: bytes of all that a rank has in the end.
 Case random_case(std::size_t most) {
   Case c;
-  c.is_gather = choose(2) == 0;
+  c.what = static_cast<What>(choose(3));
   c.root = choose(size);
+  const auto p = static_cast<std::size_t>(c.is_gather() ? size : 1);
   constexpr std::size_t kBytes[] = {0,     1,     3,      16,     1000,    4096,    65528,
                                     65536, 65544, 100003, 262144, 1000000, 1048576, 3000008};
-  c.bytes = std::min(kBytes[choose(14)], most);
-  if (c.is_gather) c.bytes /= static_cast<std::size_t>(size);
+  const std::size_t each = std::min(kBytes[choose(14)], most) / p;
+  c.lengths.assign(p, each);
+  std::size_t unit = each % 8 == 0 ? 8 : each % 4 == 0 ? 4 : 1;
+  if (c.what == What::gather_parts) {
+    unit = std::size_t{1} << choose(4);
+    for (std::size_t& length : c.lengths) {
+      const int kind = choose(8);  // some are empty, some long
+      length = kind == 0 ? 0 : (each + (kind == 1 ? each / 2 : 0)) / static_cast<std::size_t>(kind);
+      length = length / unit * unit;
+    }
+  }
+  const bool is_spread = c.what == What::gather_parts && choose(4) == 0;
+  const bool is_backwards = is_spread && choose(2) == 0;
+  std::size_t begin = c.what == What::gather_parts ? unit * static_cast<std::size_t>(choose(3)) : 0;
+  c.begins.resize(p);
+  for (std::size_t i = 0; i < p; ++i) {
+    const std::size_t index = is_backwards ? p - 1 - i : i;
+    c.begins[index] = begin;
+    begin += c.lengths[index] + (is_spread ? unit * static_cast<std::size_t>(choose(3)) : 0);
+  }
   const bool is_mixed = choose(4) == 0, is_shifted = choose(3) == 0, has_pairs = choose(8) == 0;
   for (int r = 0; r < size; ++r) {
     Part part;
     if (is_mixed) part.place = static_cast<Place>(choose(3));
-    if (c.bytes % 4 == 0 && choose(2) == 0) part.elements = Elements::ints;
-    if (c.bytes % 8 == 0 && has_pairs && choose(2) == 0) part.elements = Elements::pairs;
+    if (unit % 4 == 0 && choose(2) == 0) part.elements = Elements::ints;
+    if (unit % 8 == 0 && has_pairs && choose(2) == 0) part.elements = Elements::pairs;
     const int shift = choose(16);
     if (is_shifted) part.shift = static_cast<std::size_t>(shift);
     if (part.elements != Elements::bytes) part.shift = part.shift / 4 * 4;
@@ -280,11 +324,13 @@ void run_in_threads(int count) {
     const auto p = static_cast<std::size_t>(size);
     Room ins(kBytes + 1024), outs(kBytes * p + 1024);
     Case c;
-    c.bytes = kBytes;
     c.parts.resize(p);
     for (int i = 0; i < count; ++i) {
-      c.is_gather = (i + thread) % 2 == 0;
-      c.root = (i / 2) % size;
+      c.what = static_cast<What>((i + thread) % 3);
+      c.root = (i / 3) % size;
+      c.lengths.assign(c.is_gather() ? p : 1, kBytes);
+      c.begins.resize(c.lengths.size());
+      std::exclusive_scan(c.lengths.begin(), c.lengths.end(), c.begins.begin(), std::size_t{0});
       check(c, comms[static_cast<std::size_t>(thread)], ins, outs, i * kThreads + thread);
     }
   };
