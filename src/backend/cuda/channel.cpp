@@ -159,6 +159,16 @@ bool Channel::open_on_host(const Config& config, std::string& why) {
   return all_agree(bootstrap_, trouble, why);
 }
 
+Placement Channel::placement() const {
+  Placement placement;
+  placement.is_shared = sharing_ != nullptr;
+  for (int rank = 0; rank < size_; ++rank) placement.device_of.push_back(device_of(rank));
+  for (int device = 0; device < devices(); ++device)
+    placement.leader_of.push_back(leader_of(device));
+  placement.inboxes.assign(inboxes_.begin(), inboxes_.end());
+  return placement;
+}
+
 std::vector<int> Channel::others() const {
   std::vector<int> ranks;
   for (int rank = 0; rank < size_; ++rank)

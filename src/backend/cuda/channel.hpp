@@ -13,6 +13,7 @@
 #include "backend/cuda/driver.hpp"
 #include "backend/cuda/exports.hpp"
 #include "backend/cuda/graphs.hpp"
+#include "backend/cuda/kernel_plan.hpp"
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/launch.hpp"
 #include "backend/cuda/peer_memory.hpp"
@@ -77,6 +78,8 @@ class Channel final : public trib::DeviceChannel {
   int devices() const { return sharing_ ? sharing_->devices() : size_; }
   int device_of(int rank) const { return sharing_ ? sharing_->device(rank) : rank; }
   int leader_of(int device) const { return sharing_ ? sharing_->leader(device) : device; }
+  /// Where the ranks and their inboxes are.
+  Placement placement() const;
   std::vector<int> others() const;  ///< ranks
   /// Some kernel has ended without its data.
   bool is_aborted() const;

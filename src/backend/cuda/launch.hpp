@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What the host tells a kernel: one Launch, passed by value. Shared by kernels.cu, which runs it,
-// and program.cpp, which fills it in.
+// and kernel_plan.cpp and program.cpp, which fill it in.
 //
 // A lowered schedule has slots that one rank writes and others read. Here a slot lives at its
 // readers: each reader has an inbox with a unit for every chunk of a slot that it reads, and

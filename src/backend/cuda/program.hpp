@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A lowered schedule as kernels run it: translated once into the tables of a Launch.
+// A lowered schedule as kernels run it. kernel_plan.hpp makes the tables of a Launch from it, once.
 #pragma once
 
 #include "backend/cuda/aside.hpp"
@@ -26,62 +26,19 @@ class Program final : public trib::Program, public Operation {
   std::uint64_t position() const override { return ++looks_; }
 
  private:
-  Program(Channel& channel, const std::vector<Schedule>& all, int rank);
-  void translate(const std::vector<Schedule>& all);
-  void find_exchange(int batches);
-  std::byte* place(int operand) const {
-    return reinterpret_cast<std::byte*>(launch_.operand[operand].address);
-  }
-  void fill_flat();
-  void fill_pipeline(std::size_t slice_bytes);
   bool is_to_go_aside(const Arguments& arguments) const;
   bool look_for_repeat(const Arguments& arguments);
   bool order(const Arguments& arguments, bool may_be);
   bool hears_from_all(const Arguments& arguments) const;
+  void place_operands(const Arguments& arguments);
   void start(const Arguments& arguments);
 
   Channel& channel_;
-  const int rank_;
-  FlaggedLaunch launch_{};
-  /// What an operand of the launch stands for: filled in by every call.
-  struct Meaning {
-    Buffer buffer;
-    int rank, chunk;   // whose, if it is not scratch
-    int holder, unit;  // scratch: whose inbox, and where in it
-  };
-  std::vector<Meaning> meanings_;
-  /// What peers push here: an operand that is a source, and which device fills it.
-  struct Arrival {
-    int operand, from;
-  };
-  std::vector<Arrival> arrivals_;
-  /// What there is to do, where it is one exchange: operands.
-  struct Exchange {
-    bool is_flat = false, is_pipeline = false, is_relay = false;  // what can run it
-    struct Copy {
-      int from, to;
-    };
-    std::vector<Copy> targets;  // from `in` to inboxes
-    std::vector<int> sources;   // of the fold, in its order
-    int own = -1;               // the one of these that is this rank's
-    std::vector<int> outs;      // where its result goes
-    std::vector<Copy> results;  // from the inbox to `out`
-    std::vector<Copy> kept;     // from `in` to `out`
-    /// For a flat kernel, to which a chunk that is only copied is a sum of one.
-    struct Fold {
-      std::vector<int> sources;
-      int own = -1, out = -1;  // out: -1 where there is no source
-    };
-    Fold fold;
-  };
-  Exchange exchange_;
-  std::vector<Flag> bare_signals_, bare_waits_;  // of slots without payload
+  KernelPlan plan_;
+  FlaggedLaunch& launch_ = plan_.launch;
   Repeats repeats_;
   FlatLaunch flat_launch_{};
   PipelineLaunch pipeline_launch_{};
-  int units_ = 0;                                               // of the inbox that has the most
-  bool is_packet_possible_ = true, is_simple_possible_ = true;  // the schedule fits into a launch
-  bool is_delivered_ = false;                                   // it stores to peers' `out`
   /// Takes the result of a call whose `out` lies over parts of `in` that other blocks still read.
   Aside aside_;
   CUdeviceptr aside_at_ = 0;

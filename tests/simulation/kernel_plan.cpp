@@ -14,4 +14,4 @@ struct SimulatedInboxes : Inboxes {
 }  // namespace trib::cuda
 
 #define Inboxes SimulatedInboxes
-#include "backend/cuda/program.cpp"  // NOLINT: see above
+#include "backend/cuda/kernel_plan.cpp"  // NOLINT: see above
