@@ -58,6 +58,9 @@ inline constexpr std::size_t kLargeBytes = 512 << 10;
 inline constexpr std::size_t kTurningBytes = 4 << 20;
 inline constexpr std::size_t kInlineBytes = 48;
 inline constexpr std::size_t kCellBytes = 56;
+constexpr int cells_of(std::size_t bytes) {
+  return static_cast<int>((bytes + kCellBytes - 1) / kCellBytes);
+}
 /// Of a window, at most: 7 KiB of payload.
 inline constexpr std::size_t kMostCells = 128;
 inline constexpr int kHistory = 8;
