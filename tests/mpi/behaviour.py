@@ -414,10 +414,12 @@ def tuning(context: Context) -> None:
         result, now = job("3000", **kept)
         expect(now == bits and file.exists(), result)
         document = json.loads(file.read_text())
-        rows = [row for rows in document["machines"].values() for row in rows]
+        found_rows = [row for rows in document["machines"].values() for row in rows]
+        rows = [row for row in found_rows if row["collective"] == "allreduce"]
         expect(
             {"bytes": 65536, "ranks": 2}.items() <= rows[-2].items() and len(rows) == 5, str(rows)
         )
+        expect(len({row["collective"] for row in found_rows}) == 4, str(found_rows))
         result, now = job(**kept, TRIB_TUNE_BUDGET_MS="100")
         expect(now == bits and "tuned" not in result.output, result)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """mpi4py with CuPy arrays or PyTorch tensors: an MPI program on GPU buffers, as people write them.
 
-Usage: gpu_python.py cupy|torch [CYCLES]. Prints "skipped: REASON" and exits with 77 where it cannot run.
+Usage: gpu_python.py cupy|torch [CYCLES [huge]]; huge: arrays of 1 GiB, and of more than 2^31 elements. Prints "skipped: REASON" and exits with 77 where it cannot run.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def expect(what: str, got: Any, expected: Any) -> None:
 def every_call(dtype: str, operator: str, count: int, offset: int, mixed: bool) -> None:
     op, two = OPERATORS[operator]
     what = f"{dtype} {operator} of {count}, offset {offset}, mixed {mixed}"
-    place = (lambda host: host.copy()) if mixed and RANK % 2 else on_gpu
+    place: Callable[[Any], Any] = (lambda host: host.copy()) if mixed and RANK % 2 else on_gpu
     every = [values(rank, count + offset, dtype, 1) for rank in range(SIZE)]
     total = functools.reduce(
         lambda a, b: two(a, b).astype(dtype), [part[offset:] for part in every]
@@ -148,6 +148,11 @@ def every_call(dtype: str, operator: str, count: int, offset: int, mixed: bool) 
         COMM.Reduce(send, receive if root == RANK else None, op=op, root=root)
         if root == RANK:
             expect(f"Reduce to {root}, {what}", receive, total)
+            receive = place(every[RANK])[offset:]
+            synchronize()
+        COMM.Reduce(MPI.IN_PLACE if root == RANK else send, receive, op=op, root=root)
+        if root == RANK:
+            expect(f"Reduce to {root} in place, {what}", receive, total)
         request = COMM.Ireduce(send, receive if root == RANK else None, op=op, root=root)
         request.Wait()
         if root == RANK:
@@ -158,7 +163,19 @@ def every_call(dtype: str, operator: str, count: int, offset: int, mixed: bool) 
     send, receive = place(every[RANK])[offset:], place(np.zeros(counts[RANK], dtype))
     synchronize()
     COMM.Reduce_scatter(send, receive, recvcounts=counts, op=op)
-    expect(f"Reduce_scatter, {what}", receive, total[begin : begin + counts[RANK]])
+    own = total[begin : begin + counts[RANK]]
+    expect(f"Reduce_scatter, {what}", receive, own)
+    COMM.Reduce_scatter(MPI.IN_PLACE, send, recvcounts=counts, op=op)
+    expect(f"Reduce_scatter in place, {what}", send[: counts[RANK]], own)
+
+    part = count // SIZE
+    send, receive = place(every[RANK])[offset:], place(np.zeros(part, dtype))
+    own = total[part * RANK : part * (RANK + 1)]
+    synchronize()
+    COMM.Reduce_scatter_block(send[: part * SIZE], receive, op=op)
+    expect(f"Reduce_scatter_block, {what}", receive, own)
+    COMM.Reduce_scatter_block(MPI.IN_PLACE, send[: part * SIZE], op=op)
+    expect(f"Reduce_scatter_block in place, {what}", send[:part], own)
 
     send, receive = place(every[RANK])[offset:], place(np.zeros(count + offset, dtype))[offset:]
     synchronize()
@@ -196,10 +213,55 @@ def cycles() -> None:
                 torch.cuda.empty_cache()
 
 
+def equal(buffer: Any, expected: Any) -> bool:
+    return bool((buffer == expected).all())
+
+
+def huge(count: int, dtype: str) -> None:
+    """Compared on the GPU: a pattern of five numbers, again and again."""
+    xp = cupy if KIND == "cupy" else torch
+
+    def pattern(add: int, times: int) -> Any:
+        five = on_gpu((np.arange(5) * times + add).astype(dtype))
+        return (cupy.tile if KIND == "cupy" else torch.tile)(five, (count // 5 + 1,))[:count]
+
+    what = f"{dtype} of {count}"
+    send, total = pattern(RANK, 1), pattern(SIZE * (SIZE - 1) // 2, SIZE)
+    receive = xp.zeros_like(send)
+    last = SIZE - 1
+    counts = [count // SIZE // 2] * SIZE
+    counts[last] = count - sum(counts[:last])
+    begin = sum(counts[:RANK])
+    part = count // SIZE
+
+    def check(name: str, got: Any, expected: Any) -> None:
+        global checked
+        if not equal(got, expected):
+            print(f"{name}, {what}: rank {RANK} of {SIZE} has another result", flush=True)
+            COMM.Abort(1)
+        got[:] = 0
+        synchronize()
+        checked += 1
+
+    synchronize()
+    COMM.Allreduce(send, receive)
+    check("Allreduce", receive, total)
+    COMM.Reduce(send, receive if last == RANK else None, root=last)
+    if last == RANK:
+        check("Reduce", receive, total)
+    COMM.Reduce_scatter(send, receive[: counts[RANK]], recvcounts=counts)
+    check("Reduce_scatter", receive[: counts[RANK]], total[begin : begin + counts[RANK]])
+    COMM.Reduce_scatter_block(send[: part * SIZE], receive[:part])
+    check("Reduce_scatter_block", receive[:part], total[part * RANK : part * (RANK + 1)])
+
+
 COMM.Barrier()
+if len(sys.argv) > 3 and sys.argv[3] == "huge":
+    huge(1 << 28, "float32")
+    huge((1 << 31) + 24, "int8")
 for dtype in [*FLOATS, *INTEGERS, "bool"]:
     for operator in operators_of(dtype):
-        sizes = [(1, 0), (5, 3), (4099, 1)]
+        sizes = [(0, 1), (1, 0), (5, 3), (4099, 1)]
         if dtype in ("float32", "int64") and operator in ("sum", "max"):
             sizes += [(1000, 0), (300007, 5)]
         for count, offset in sizes:

@@ -677,7 +677,7 @@ int main(int argc, char** argv) {
   skip_without_gpu();
   const bool is_often = argc > 1 && std::strcmp(argv[1], "often") == 0;
 #if HAS_PERSISTENT_REDUCTIONS
-  if (is_often) starts_without_growth(argc > 2 ? std::atoi(argv[2]) : 100000);
+  if (is_often) starts_without_growth(argc > 2 ? std::atoi(argv[2]) : 1000000);
 #endif
   const bool are_posts = argc > 1 && std::strcmp(argv[1], "posts") == 0;
   if (are_posts) posts_alone();
