@@ -144,7 +144,7 @@ void Communicator::post(Task& task, const Request& request) {
 /// Takes a copy of recvcounts, which the caller may change.
 void Communicator::keep_counts(Task& task) const {
   Request& request = task.request_;
-  if (!request.counts) return;
+  if (!request.has_counts()) return;
   task.counts_.resize(static_cast<std::size_t>(group_.size));
   for (int rank = 0; rank < group_.size; ++rank)
     task.counts_[static_cast<std::size_t>(rank)] = static_cast<std::int64_t>(request.counts[rank]);

@@ -93,7 +93,7 @@ void Plans::make(Plan& plan, const Request& request) const {
   hash = mix(hash, static_cast<std::uint64_t>(request.root));
   hash = mix(hash, std::uint64_t{signature.form} << 24 | std::uint64_t{signature.collective} << 16 |
                        std::uint64_t{signature.dtype} << 8 | signature.op);
-  if (request.counts)
+  if (request.has_counts())
     for (const std::size_t count : plan.counts) hash = mix(hash, count);
   signature.hash = hash;
 

@@ -222,7 +222,7 @@ inline bool Plan::is_for(const Request& other, int size) const {
   if (!is_made || request.collective != other.collective || request.form != other.form ||
       request.dtype != other.dtype || request.op != other.op || request.root != other.root)
     return false;
-  if (!other.counts) return request.count == other.count;
+  if (!other.has_counts()) return request.count == other.count;
   for (int rank = 0; rank < size; ++rank)
     if (counts[static_cast<std::size_t>(rank)] != other.counts[rank]) return false;
   return true;
@@ -233,7 +233,7 @@ inline std::uint64_t Plans::hash(const Request& request) const {
   hash = mix(hash, static_cast<std::uint64_t>(request.dtype) << 8 |
                        static_cast<std::uint64_t>(request.op));
   hash = mix(hash, static_cast<std::uint64_t>(request.root));
-  if (request.counts) hash = mix(hash, request.counts[0]);
+  if (request.has_counts()) hash = mix(hash, request.counts[0]);
   return hash >> 40;
 }
 

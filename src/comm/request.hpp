@@ -16,7 +16,6 @@ struct Counts {
   const void* data = nullptr;
   int width = 4;
 
-  explicit operator bool() const { return data != nullptr; }
   std::size_t operator[](int index) const {
     return width == 4 ? static_cast<std::size_t>(static_cast<const std::int32_t*>(data)[index])
                       : static_cast<std::size_t>(static_cast<const std::int64_t*>(data)[index]);
@@ -49,8 +48,13 @@ struct Request {
   const void* in = nullptr;  ///< in place: the caller's recvbuf; null: broadcast, not root
   void* out = nullptr;       ///< null where a rank gets no result (reduce, not root)
 
+  /// Otherwise `counts` means nothing, whatever it is.
+  bool has_counts() const {
+    return collective == Collective::reduce_scatter ||
+           (collective == Collective::allgather && counts.data != nullptr);
+  }
   /// Elements of a rank's part, where each has one.
-  std::size_t part(int rank) const { return counts ? counts[rank] : count; }
+  std::size_t part(int rank) const { return has_counts() ? counts[rank] : count; }
   /// Elements of the vector, among so many ranks.
   std::size_t elements(int size) const {
     if (!has_chunk_per_rank(collective)) return count;
