@@ -140,7 +140,7 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
       if (is_short_of_time && round > kAwake) {
         rest();
         absence.forget();
-      } else if (!is_napping && !is_short_of_time) {
+      } else if (!is_napping) {
         ::sched_yield();
       }
     }
