@@ -7,7 +7,6 @@
 #include <sched.h>
 
 #include <chrono>
-#include <thread>
 #include <utility>
 
 #include "base/log.hpp"
@@ -424,8 +423,7 @@ void Communicator::change_devices(Change&& change) {
 
 // -------------------------------------------------------------------------------------- waiting
 
-std::atomic<int> Communicator::naps_left = 0, Communicator::rests_left = 0,
-                 Communicator::mixed_posts_left = 0;
+std::atomic<int> Communicator::naps_left = 0, Communicator::mixed_posts_left = 0;
 
 /// Whether to sleep in this wait.
 bool Communicator::is_nap_due() {
@@ -439,15 +437,6 @@ void Communicator::yield_and_look() {
   const auto start = Clock::now();
   ::sched_yield();
   if (Clock::now() - start > kSlowYield) naps_left.store(kNaps, std::memory_order_relaxed);
-}
-
-/// Sleeps for a round of waiting.
-void Communicator::rest() {
-  constexpr auto kRest = std::chrono::microseconds(50);
-  rests_left.fetch_sub(1, std::memory_order_relaxed);
-  const auto start = Clock::now();
-  std::this_thread::sleep_for(kRest);
-  if (Clock::now() - start > kRest + kAway) note_away();
 }
 
 void Communicator::check_time(int peer, double waited) const {

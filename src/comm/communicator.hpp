@@ -66,13 +66,6 @@ class Communicator {
   /// Of this process: rounds of waiting in which ranks that are crowded sleep rather than yield.
   /// Tests set it.
   static std::atomic<int> naps_left;
-  /// The same where ranks have cores of their own, as far as can be seen, and lose them all the
-  /// same: to another program, or because a cgroup limits their time. Other ranks do as well,
-  /// maybe, and who polls keeps them from running. A rank that was away for so long sleeps in so
-  /// many rounds.
-  static std::atomic<int> rests_left;
-  static constexpr std::chrono::milliseconds kAway{1};
-  static constexpr int kRests = 1000;
   /// The program has made a request of the MPI's own. Who sleeps does not go on with that, and
   /// those who wait for it do not wake him.
   static void note_request_of_mpi() {
@@ -228,8 +221,6 @@ class Communicator {
   }
   static bool is_nap_due();
   static void yield_and_look();
-  static void rest();
-  static void note_away() { rests_left.store(kRests, std::memory_order_relaxed); }
   void check_time(int peer, double waited) const;
   void check_all_alive(std::chrono::steady_clock::time_point now);
   void wait_for_answer();

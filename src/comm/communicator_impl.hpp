@@ -4,7 +4,6 @@
 #pragma once
 
 #include <sched.h>
-#include <time.h>
 
 #include <algorithm>
 #include <chrono>
@@ -65,30 +64,6 @@ inline void Communicator::wait(Operation& operation, bool is_devices, int spin,
     channel_->wake_waiting();
 }
 
-/// For how long a thread that never sleeps did not run.
-class Absence {
- public:
-  /// Between the last look and this one; zero at the first.
-  std::chrono::nanoseconds since_last(std::chrono::steady_clock::time_point now) {
-    ::timespec time{};
-    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    const std::chrono::nanoseconds ran =
-        std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-    const auto away = has_looked_ ? (now - looked_at_) - (ran - ran_) : std::chrono::nanoseconds(0);
-    has_looked_ = true;
-    looked_at_ = now;
-    ran_ = ran;
-    return away;
-  }
-  /// It has slept.
-  void forget() { has_looked_ = false; }
-
- private:
-  bool has_looked_ = false;
-  std::chrono::steady_clock::time_point looked_at_;
-  std::chrono::nanoseconds ran_{};
-};
-
 /// Repeats `step(polls)` until it gives Background::kDone; it gives the rank that it waits for, or
 /// -1.
 template <class Step>
@@ -115,10 +90,7 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   /// need a message that only it can take from the MPI.
   constexpr auto kFirstNap = std::chrono::microseconds(50);
   constexpr auto kLongestNap = std::chrono::microseconds(2000);
-  /// Rounds in which a rank does not sleep, whatever it has seen: some 150 microseconds.
-  constexpr std::uint32_t kAwake = 128;
   auto alive_at = Clock::now();
-  Absence absence;
   Patience patience(alive_at);
   std::pair<int, std::uint64_t> stood{-1, 0};  // whom it waited for since then, and where
   const bool may_peers_sleep = group_.is_crowded && !is_devices;
@@ -127,8 +99,6 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   bool is_woken = true;
   for (std::uint32_t round = 1;; ++round) {
     const bool is_napping = may_peers_sleep && may_nap && is_nap_due();
-    const bool is_short_of_time =
-        !group_.is_crowded && rests_left.load(std::memory_order_relaxed) > 0;
     if (may_peers_sleep && !is_napping) {
       channel_->wake_waiting();
       yield_and_look();
@@ -137,18 +107,12 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
       drive();
     } else {
       if (!is_napping || !is_woken) drive();
-      if (is_short_of_time && round > kAwake) {
-        rest();
-        absence.forget();
-      } else if (!is_napping) {
-        ::sched_yield();
-      }
+      if (!is_napping) ::sched_yield();
     }
     const int peer = step(polls);
     if (peer == Background::kDone) return;
     if (is_napping || round % 64 == 0) {
       const auto now = Clock::now();
-      if (!group_.is_crowded && !is_short_of_time && absence.since_last(now) > kAway) note_away();
       const std::pair<int, std::uint64_t> stands{peer, where()};
       if (std::exchange(stood, stands) != stands) patience.restart(now);
       try {

@@ -222,7 +222,7 @@ inline bool Plan::is_for(const Request& other, int size) const {
   if (!is_made || request.collective != other.collective || request.form != other.form ||
       request.dtype != other.dtype || request.op != other.op || request.root != other.root)
     return false;
-  if (!other.has_counts()) return request.count == other.count;
+  if (!other.has_counts()) return !request.has_counts() && request.count == other.count;
   for (int rank = 0; rank < size; ++rank)
     if (counts[static_cast<std::size_t>(rank)] != other.counts[rank]) return false;
   return true;

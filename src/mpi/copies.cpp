@@ -12,9 +12,9 @@
 namespace trib::mpi {
 namespace {
 
-/// Roots of shorter broadcasts do not wait for their peers in MPIs, and there are programs that
-/// count on it.
-constexpr std::size_t kShortestBroadcast = 64 << 10;
+/// In shorter calls whoever needs nothing of a peer does not wait for it in MPIs, and there are
+/// programs that count on it: roots of broadcasts, and all ranks where some contribute nothing.
+constexpr std::size_t kShortestMeeting = 64 << 10;
 
 /// A buffer as bytes.
 struct Bytes {
@@ -65,8 +65,7 @@ class Reader {
   std::optional<Copy> broadcast() const {
     const int root = static_cast<int>(words_[3]);
     const auto buffer = bytes_at(0);
-    if (!buffer || buffer->count < kShortestBroadcast || root < 0 || root >= member_.size)
-      return {};
+    if (!buffer || buffer->count < kShortestMeeting || root < 0 || root >= member_.size) return {};
     Copy copy(Collective::broadcast, root == member_.rank ? buffer->begin : 0, buffer->begin,
               buffer->is_plain);
     copy.request.root = root;
@@ -94,7 +93,7 @@ class Reader {
     std::vector<std::int64_t> lengths(rank_count);
     std::uintptr_t out = 0;  // where the first part begins
     std::size_t total = 0, bits = 0;
-    bool is_plain = layout->is_plain;
+    bool is_plain = layout->is_plain, is_any_empty = false;
     Bytes own;
     for (std::size_t rank = 0; rank < rank_count; ++rank) {
       const std::int64_t count = element(4, rank);
@@ -103,6 +102,7 @@ class Reader {
       const std::uintptr_t at =
           static_cast<std::uintptr_t>(words_[3]) + static_cast<std::uintptr_t>(element(5, rank)) *
                                                        static_cast<std::uintptr_t>(layout->extent);
+      is_any_empty = is_any_empty || length == 0;
       if (length > 0 && total == 0) out = at;
       if (length > 0 && at != out + total) is_plain = false;
       if (rank == static_cast<std::size_t>(member_.rank)) own = {at, length};
@@ -110,7 +110,7 @@ class Reader {
       total += length;
       bits |= length;
     }
-    if (total == 0 || !take_input(own)) return {};
+    if (total < (is_any_empty ? kShortestMeeting : 1) || !take_input(own)) return {};
     Copy copy(Collective::allgather, own.count > 0 ? own.begin : 0, out, is_plain && own.is_plain);
     const auto size = static_cast<std::int64_t>(copy.choose_element(bits, total));
     for (std::int64_t& length : lengths) length /= size;

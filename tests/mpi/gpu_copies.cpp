@@ -19,7 +19,7 @@
 namespace {
 
 // What src/mpi/copies.cpp says.
-constexpr std::size_t kShortestBroadcast = 64 << 10;
+constexpr std::size_t kShortestMeeting = 64 << 10;
 constexpr std::size_t kGuard = 64;
 
 std::mt19937 same(2026);  // choices that all ranks make alike
@@ -73,7 +73,9 @@ struct Case {
   /// Whether kernels should serve it, once they serve reductions on the communicator.
   bool is_for_kernels() const {
     const std::size_t bytes = total();
-    if (!has_kernels() || bytes == 0 || (!is_gather() && bytes < kShortestBroadcast)) return false;
+    const bool may_skip_peers =
+        !is_gather() || std::find(lengths.begin(), lengths.end(), 0) != lengths.end();
+    if (!has_kernels() || bytes < (may_skip_peers ? kShortestMeeting : 1)) return false;
     std::size_t first = 0, before = 0, bits = 0;
     for (std::size_t i = 0; i < lengths.size(); ++i) {
       if (lengths[i] == 0) continue;

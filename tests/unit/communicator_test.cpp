@@ -12,7 +12,6 @@
 
 #include <atomic>
 #include <barrier>
-#include <chrono>
 #include <cstring>
 #include <functional>
 #include <future>
@@ -24,7 +23,6 @@
 
 #include "algorithm/registry.hpp"
 #include "backend/segment.hpp"
-#include "comm/communicator_impl.hpp"
 #include "support/calls.hpp"
 #include "support/disturb.hpp"
 #include "support/many_cores.hpp"
@@ -856,50 +854,6 @@ TEST(Communicator, LongVectorsHaveTheSameBitsWhereverBuffersLie) {
   for (const int size : {3, 5, 8, 9})
     for (const int root : {0, 1, size - 1}) compare(Collective::reduce, size, root);
   compare(Collective::allreduce, 9, 0);
-}
-
-/// Of the calling thread.
-std::chrono::nanoseconds time_used() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-}
-
-TEST(Waiting, RanksThatLostTheirCoresSleepWhereItTakesLong) {
-  using std::chrono::milliseconds;
-  constexpr milliseconds kLate{300};
-  constexpr int kRests = 1 << 30;
-  Communicator::rests_left = kRests;
-  const test::ManyCores cores;
-  std::chrono::nanoseconds used{};
-  const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
-    Communicator communicator(std::move(bootstrap), Config{});
-    std::mt19937_64 random(3);
-    for (int round = 0; round < 20; ++round) {
-      if (rank == 1 && round == 10) std::this_thread::sleep_for(kLate);
-      const auto before = time_used();
-      const std::string error = random_call(random, 2, 3000).make(communicator);
-      if (!error.empty()) throw std::runtime_error(error);
-      if (rank == 0) used += time_used() - before;
-    }
-  });
-  const int left = Communicator::rests_left.exchange(0);
-  expect_no_errors(errors, "rested");
-  EXPECT_LT(left, kRests);
-  EXPECT_LT(used, kLate / 2);
-}
-
-TEST(Waiting, AbsenceIsTimeWithoutTheProcessor) {
-  using Clock = std::chrono::steady_clock;
-  using std::chrono::milliseconds;
-  Absence absence;
-  EXPECT_EQ(absence.since_last(Clock::now()).count(), 0);
-  std::this_thread::sleep_for(milliseconds(20));
-  EXPECT_GT(absence.since_last(Clock::now()), milliseconds(15));
-  EXPECT_LT(absence.since_last(Clock::now()), milliseconds(15));
-  std::this_thread::sleep_for(milliseconds(20));
-  absence.forget();
-  EXPECT_EQ(absence.since_last(Clock::now()).count(), 0);
 }
 
 }  // namespace

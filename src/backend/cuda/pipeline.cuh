@@ -18,7 +18,7 @@ namespace trib::cuda {
 /// peers, so each round has only one.
 ///
 /// Credits are needed for the first passes only. Whoever reads what this block pushes also sends it
-/// something, each pass (Program::find_exchange()). When a block pushes pass i it has folded pass i
+/// something, each pass (look_whether_pipeline()). When a block pushes pass i it has folded pass i
 /// - 2 and fetched the results of pass i - 4. So its readers have signalled pass i - 2, after they
 /// folded pass i - 4, whose window is used again; or else they have signalled the results of pass i
 /// - 4, after they folded it. When it stores results of pass i, their readers have signalled pass
