@@ -89,13 +89,12 @@ class Reader {
   std::optional<Copy> allgatherv() const {
     const auto layout = layout_of(from_word<MPI_Datatype>(words_[6]));
     if (words_[4] == 0 || words_[5] == 0 || !layout || layout->size < 0) return {};
-    const auto rank_count = static_cast<std::size_t>(member_.size);
-    std::vector<std::int64_t> lengths(rank_count);
+    std::vector<std::int64_t> lengths;
     std::uintptr_t out = 0;  // where the first part begins
     std::size_t total = 0, bits = 0;
     bool is_plain = layout->is_plain, is_any_empty = false;
     Bytes own;
-    for (std::size_t rank = 0; rank < rank_count; ++rank) {
+    for (int rank = 0; rank < member_.size; ++rank) {
       const std::int64_t count = element(4, rank);
       if (count < 0) return {};
       const auto length = static_cast<std::size_t>(count) * static_cast<std::size_t>(layout->size);
@@ -105,8 +104,8 @@ class Reader {
       is_any_empty = is_any_empty || length == 0;
       if (length > 0 && total == 0) out = at;
       if (length > 0 && at != out + total) is_plain = false;
-      if (rank == static_cast<std::size_t>(member_.rank)) own = {at, length};
-      lengths[rank] = static_cast<std::int64_t>(length);
+      if (rank == member_.rank) own = {at, length};
+      lengths.push_back(static_cast<std::int64_t>(length));
       total += length;
       bits |= length;
     }
@@ -126,10 +125,9 @@ class Reader {
     return bytes_of(words_[first], count, from_word<MPI_Datatype>(words_[first + 2]));
   }
   /// Of a list of counts or displacements.
-  std::int64_t element(std::size_t argument, std::size_t index) const {
-    const auto* const list = reinterpret_cast<const void*>(words_[argument]);
-    return width_ == 4 ? static_cast<const std::int32_t*>(list)[index]
-                       : static_cast<const std::int64_t*>(list)[index];
+  std::int64_t element(std::size_t argument, int index) const {
+    const Counts list{reinterpret_cast<const void*>(words_[argument]), width_};
+    return static_cast<std::int64_t>(list[index]);
   }
   /// `own`: this rank's part of the output, and in place the input; otherwise that is the sent
   /// buffer. False: an argument is wrong.
