@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Allgather and broadcast: nothing is folded, contributions only have to arrive.
 // Next: registry.cpp, the list of all algorithms.
+#include <algorithm>
+
 #include "algorithm/algorithms.hpp"
 
 namespace trib {
@@ -43,7 +45,8 @@ Schedule hand_to_all(const Shape& shape) {
 /// Chunk c is the share of the c-th rank that is not the root. The root has none: it would have to
 /// give that one to everyone, in all 2n(p-1)/p.
 Schedule scatter_allgather(const Shape& shape) {
-  const int rank = shape.rank, root = shape.root, chunks = shape.size - 1;
+  const int rank = shape.rank, root = shape.root;
+  const int chunks = std::max(shape.size - 1, 1);  // a rank alone copies it to itself
   const std::vector<int> peers = peers_of(shape);
   Builder b(chunks);
   if (rank == root) {

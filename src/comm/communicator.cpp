@@ -218,16 +218,26 @@ bool Communicator::run_copy(const Request& request, bool is_possible) {
     channel_->announce(plan.signature);
     DeviceCall call;
     call.begin();
-    Card card = devices_.card(request, call);
+    Card card = device_card(request, plan, call);
     if (!is_possible) card.in = card.out = Memory::distant;
     if (meet(card, request, plan, call) != Route::device) return false;
+    if (devices_.are_shared && !reach(card, request, plan, Route::device)) return false;
     Path& path = plans_->path(plan, Route::device, group_.findings(), devices_.channel.get());
-    const void* in = request.in;
-    if (request.collective == Collective::allgather)  // of a vector that nobody has
-      in = reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(in) -
-                                         path.chunk_begin[static_cast<std::size_t>(group_.rank)] *
-                                             bytes(request.dtype));
-    run_path(path, plan, Route::device, in, request.out);
+    // A part, in terms of a vector that nobody has.
+    const auto whole = [&](const void* part, int rank) {
+      const bool is_part = part != nullptr && request.collective == Collective::allgather;
+      const std::size_t before = path.chunk_begin[static_cast<std::size_t>(is_part ? rank : 0)];
+      return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(part) -
+                                           before * bytes(request.dtype));
+    };
+    if (devices_.are_shared) {
+      for (int rank = 0; rank < group_.size; ++rank) {
+        MappedBuffers& buffers = mapped_[static_cast<std::size_t>(rank)];
+        buffers.in = const_cast<void*>(whole(buffers.in, rank));
+      }
+      path.arguments.mapped = mapped_.data();
+    }
+    run_path(path, plan, Route::device, whole(request.in, group_.rank), request.out);
     return true;
   } catch (...) {
     fail();
@@ -283,7 +293,7 @@ bool Communicator::is_in_the_way(const Request& request, const Plan& plan) const
 }
 
 ShownBuffers Communicator::buffers_of(const Request& request, const Plan& plan) const {
-  return {request.in, request.out, plan.bytes, plan.out_bytes_of(group_.rank)};
+  return {request.in, request.out, plan.in_bytes_of(group_.rank), plan.out_bytes_of(group_.rank)};
 }
 
 /// Those that kernels of other devices are to work on, or none.

@@ -82,11 +82,8 @@ class Communicator {
   void run(const Request& request);
 
   /// Whether devices may serve MPI_Bcast and its like here: from a reduction on that they served,
-  /// or might have, where no two ranks share one. The same on all ranks, as far as blocking calls
-  /// go.
-  bool serves_copies() const {
-    return meets_ && devices_.channel != nullptr && !devices_.are_shared;
-  }
+  /// or might have. The same on all ranks, as far as blocking calls go.
+  bool serves_copies() const { return meets_ && devices_.channel != nullptr; }
   /// Blocking: an allgather or a broadcast, in bytes, where serves_copies(). False (on all ranks
   /// alike): not all buffers are where kernels reach them, or on some rank it was not
   /// `is_possible`, and nothing has happened. Throws Error as run().

@@ -133,6 +133,13 @@ struct Plan {
   const void* seen_out = nullptr;
 
   bool is_for(const Request& other, int size) const;
+  /// Of `rank`'s contribution.
+  std::size_t in_bytes_of(int rank) const {
+    if (request.collective == Collective::broadcast) return rank == request.root ? bytes : 0;
+    return request.collective == Collective::allgather
+               ? counts[static_cast<std::size_t>(rank)] * trib::bytes(request.dtype)
+               : bytes;
+  }
   /// Of `rank`'s result.
   std::size_t out_bytes_of(int rank) const {
     return is_scatter(request.collective)

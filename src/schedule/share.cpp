@@ -31,7 +31,8 @@ class Sharing {
       if (!slots.empty()) units = std::max(units, slots.back().offset + slots.back().span);
     }
     for (Schedule& schedule : all) {
-      schedule.chunks = is_scatter(shape_.collective) ? shape_.size : leaders_.front().chunks;
+      schedule.chunks =
+          has_chunk_per_rank(shape_.collective) ? shape_.size : leaders_.front().chunks;
       schedule.is_lowered = true;
       schedule.slots = slots_;
       schedule.flags = flags;
@@ -50,7 +51,7 @@ class Sharing {
   std::vector<int> chunks_of(int chunk, int span) const {
     std::vector<int> chunks;
     for (int c = chunk; c < chunk + span; ++c) {
-      if (is_scatter(shape_.collective))
+      if (has_chunk_per_rank(shape_.collective))
         chunks.insert(chunks.end(), ranks_[at(c)].begin(), ranks_[at(c)].end());
       else
         chunks.push_back(c);
@@ -146,7 +147,8 @@ class Sharing {
       if (from.buffer == Buffer::scratch) {
         mine.from.push_back(scratch_of(from.rank, from.slot, chunk));
       } else if (step.from.size() == 1 || is_alone(device)) {
-        for (const int rank : ranks_[at(device)]) mine.from.push_back(in(rank, chunk));
+        for (const int rank : ranks_[at(device)])
+          if (shape_.has_input(rank, chunk)) mine.from.push_back(in(rank, chunk));
         if (mine.from.size() > 1) mine.verb = Verb::reduce;
       } else {
         const Location sum = scratch(lead_of(device), sums_[{device, chunk}], chunk);

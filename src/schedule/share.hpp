@@ -17,10 +17,10 @@ Shape leaders_of(const Shape& shape);
 
 /// `leaders`: lowered schedules (Reach::scratch) of leaders_of(shape). The result has one for every
 /// rank of `shape`: what a leader's schedule reads from its `in` is the left fold of all `in` on
-/// its device in rank order, and what it writes to its `out` goes to all `out` there. The other
-/// ranks tell their leader that they are in the call, and wait until it is done. In the
-/// reduce_scatters the leaders' chunk d stands for the chunks of all ranks on device d; these must
-/// not be in place.
+/// its device in rank order (of the only one, in what is no reduction), and what it writes to its
+/// `out` goes to all `out` there. The other ranks tell their leader that they are in the call, and
+/// wait until it is done. In the reduce_scatters and in allgather the leaders' chunk d stands for
+/// the chunks of all ranks on device d; reduce_scatters must not be in place.
 std::vector<Schedule> share(const std::vector<Schedule>& leaders, const Shape& shape);
 
 }  // namespace trib

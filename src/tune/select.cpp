@@ -286,6 +286,7 @@ constexpr DeviceRow kDeviceScatter[] = {
 };
 // Those that only copy: on streams and in graphs, 2 H200, 3 and 4 H100, 2026-11-28.
 constexpr DeviceRow kDeviceAllgather[] = {
+    {1,    kAll,       "one_shot", false, kAnyBlocks, 4 * KiB},
     {2,    64 * KiB,   "one_shot", true,  32,  1 * KiB},
     {2,    4096 * KiB, "one_shot", false, 132, 4 * KiB},
     {kAny, 256 * KiB,  "one_shot", true,  32,  1 * KiB},
@@ -296,6 +297,7 @@ constexpr DeviceRow kDeviceAllgather[] = {
     {kAny, kAll,       "one_shot", false, 132, 32 * KiB},
 };
 constexpr DeviceRow kDeviceBroadcast[] = {
+    {1,    kAll,       "one_shot", false, kAnyBlocks, 4 * KiB},
     {kAny, 64 * KiB,   "one_shot", true,  132, 512},
     {kAny, 4096 * KiB, "two_shot", false, 132, 4 * KiB},
     {2,    16 * MiB,   "two_shot", false, 132, 64 * KiB},

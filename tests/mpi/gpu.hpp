@@ -200,13 +200,15 @@ inline void skip_without_gpu_each() {
     skip(std::to_string(world_size()) + " ranks need as many GPUs, here are " +
          std::to_string(Gpu::get().count()));
 }
-/// Whether kernels serve blocking reductions of GPU buffers: each rank has a GPU of its own, and
-/// nothing sends them through host memory.
-inline bool has_kernels() {
+/// Whether kernels serve blocking reductions of GPU buffers: nothing sends them through host
+/// memory. Where ranks share GPUs, not all buffers are for kernels.
+inline bool has_kernels_at_all() {
   const char* const device = std::getenv("TRIB_DEVICE");
   return world_size() > 1 && std::getenv("TEST_DEVICE") == nullptr &&
-         (device == nullptr || std::strcmp(device, "off") != 0) && has_gpu_each();
+         (device == nullptr || std::strcmp(device, "off") != 0);
 }
+/// The same where each rank has a GPU of its own.
+inline bool has_kernels() { return has_kernels_at_all() && has_gpu_each(); }
 inline bool was_staged(MPI_Comm comm) { return last_algorithm(comm).rfind("staged_", 0) == 0; }
 /// Blocking calls that kernels should serve, if there are any.
 class KernelCalls {

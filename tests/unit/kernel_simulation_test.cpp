@@ -210,8 +210,7 @@ class Calls {
       call.shape.size = setup_.ranks;
       call.shape.device_of = setup_.device_of;
       const bool is_shared = kind_ == Kind::shared;
-      call.shape.collective =
-          static_cast<Collective>(below(at(is_shared ? kCollectives : kAllCollectives)));
+      call.shape.collective = static_cast<Collective>(below(kAllCollectives));
       // Trees of mixed radices are like others to kernels.
       const auto all = algorithms().first(static_cast<std::size_t>(std::count_if(
           algorithms().begin(), algorithms().end(),

@@ -52,14 +52,15 @@ constexpr const char* kAlgorithms[] = {"one_shot", "two_shot", "rootless"};
 template <class Check>
 void for_each_shape(int ranks, int most_devices, Check&& check) {
   for (const Level& device_of : ways_to_share(ranks, most_devices))
-    for (int collective = 0; collective < kCollectives; ++collective) {
+    for (int collective = 0; collective < kAllCollectives; ++collective) {
       Shape shape;
       shape.collective = static_cast<Collective>(collective);
       shape.size = ranks;
       shape.device_of = device_of;
       const int roots = has_root(shape.collective) ? ranks : 1;
       for (shape.root = 0; shape.root < roots; ++shape.root)
-        for (const char* name : kAlgorithms) check(*find_algorithm(name), shape);
+        for (const char* name : kAlgorithms)
+          if (find_algorithm(name)->serves(shape.collective)) check(*find_algorithm(name), shape);
     }
 }
 
@@ -83,9 +84,11 @@ TEST(Share, CallsThatFollowOneAnother) {
   shape.device_of = {0, 1, 0, 1, 0, 1, 0};
   std::vector<VerifiedCall> calls;
   for (int i = 0; i < 24; ++i) {
-    shape.collective = static_cast<Collective>(i % kCollectives);
+    shape.collective = static_cast<Collective>(i % kAllCollectives);
     shape.root = has_root(shape.collective) ? i % shape.size : 0;
-    calls.push_back(shared_call(*find_algorithm(kAlgorithms[i % 3]), shape, 1 + i % 2));
+    const Algorithm* const algorithm = find_algorithm(kAlgorithms[i % 3]);
+    if (algorithm->serves(shape.collective))
+      calls.push_back(shared_call(*algorithm, shape, 1 + i % 2));
   }
   EXPECT_EQ(verify(calls), "");
 }
@@ -98,10 +101,11 @@ TEST(Share, SixteenRanks) {
       shape.size = 16;
       for (int rank = 0; rank < shape.size; ++rank)
         shape.device_of.push_back(is_dealt_out ? rank % devices : rank * devices / shape.size);
-      for (int collective = 0; collective < kCollectives; ++collective) {
+      for (int collective = 0; collective < kAllCollectives; ++collective) {
         shape.collective = static_cast<Collective>(collective);
         shape.root = has_root(shape.collective) ? 13 : 0;
         for (const char* name : kAlgorithms) {
+          if (!find_algorithm(name)->serves(shape.collective)) continue;
           const VerifiedCall call = shared_call(*find_algorithm(name), shape, 2);
           EXPECT_EQ(verify({call, call, call}), "") << text(*find_algorithm(name), shape);
         }
@@ -113,6 +117,7 @@ TEST(Share, SixteenRanks) {
 TEST(Share, HostFoldsAlike) {
   for (int ranks = 3; ranks <= 6; ++ranks)
     for_each_shape(ranks, 3, [&](const Algorithm& algorithm, const Shape& shape) {
+      if (!is_reduction(shape.collective)) return;
       const VerifiedCall kernels = shared_call(algorithm, shape, 1);
       const Algorithm& by_gpu = *find_algorithm("gpu_two_shot");
       VerifiedCall host{shape, lower(all_ranks(by_gpu, shape), shape, Reach::scratch)};

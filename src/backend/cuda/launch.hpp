@@ -256,7 +256,8 @@ static_assert(sizeof(MappedLaunch) <= 1024);
 struct LocalLaunch : LaunchRoot {
   std::uint32_t tiles;  // of all folds: units for the threads of a block, one each or more
   std::uint8_t sources, folds, outs;
-  bool is_scattered;  // each fold has an `out` of its own, otherwise the only one goes to all
+  bool is_scattered;  // each fold has an `out` of its own; other results go to all, at its `begin`
+  bool is_gathered;   // each fold has an `in` of its own, the only source
   bool is_long;       // kLocalDepth units of a tile for each thread, and all of them aligned
   bool is_last;       // of the call's launches
   struct Fold {
@@ -270,12 +271,12 @@ struct LocalLaunch : LaunchRoot {
 };
 static_assert(sizeof(LocalLaunch) <= 1152);
 
-/// What there is to fold: whole units, and elements before and behind, so that the first rank's
+/// What there is to fold: whole units, and elements before and behind, so that the first source's
 /// units are aligned.
 struct LocalUnits {
   std::uint32_t head, units, tail;
 };
-/// `in`: the first rank's. `element`: bytes of one.
+/// `in`: the first source's. `element`: bytes of one.
 constexpr LocalUnits units_of(const LocalLaunch::Fold& fold, std::uint64_t in,
                               std::size_t element) {
   auto head = static_cast<std::uint32_t>(-(in + fold.begin) % kUnitBytes / element);

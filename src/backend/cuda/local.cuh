@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Device code: the buffers of ranks that share the GPU, folded where they are (LocalLaunch in
-// launch.hpp).
+// Device code: the buffers of ranks that share the GPU, folded or copied where they are
+// (LocalLaunch in launch.hpp).
 //
 // Memory order. When the kernel starts, the ranks have met on the host, with nothing under way on
 // their default streams: every `in` is complete. No thread waits for another one, so a grid may
-// have any number of blocks. Each element is loaded once from each rank, and then stored, by one
+// have any number of blocks. Each element is loaded once from each source, and then stored, by one
 // thread: `out` may be `in`; where it may lie over another chunk of it, a first launch stores to
 // memory aside. Then tell_host().
 #pragma once
@@ -28,7 +28,8 @@ class Local {
       while (fold + 1 < launch_.folds && launch_.fold[fold + 1].first_tile <= tile) ++fold;
       const std::uint32_t number = tile - launch_.fold[fold].first_tile;
       const LocalUnits in =
-          units_of(launch_.fold[fold], reinterpret_cast<std::uint64_t>(launch_.in[0]), sizeof(T));
+          units_of(launch_.fold[fold], reinterpret_cast<std::uint64_t>(launch_.in[first_in(fold)]),
+                   sizeof(T));
       if (launch_.is_long)
         work<kLocalDepth, kFew>(fold, in, number);
       else
@@ -81,15 +82,26 @@ class Local {
     else
       store_vector(at, value);
   }
+  /// The number of a fold's first source.
+  __device__ int first_in(int number) const { return launch_.is_gathered ? number : 0; }
   /// Where the result of a fold goes: numbers of `out`.
   __device__ int first_out(int number) const { return launch_.is_scattered ? number : 0; }
   __device__ int end_out(int number) const {
     return launch_.is_scattered ? number + 1 : launch_.outs;
   }
+  /// Bytes before it there.
+  __device__ std::uint64_t before_out(int number) const {
+    return launch_.is_scattered ? 0 : launch_.fold[number].begin;
+  }
+  /// Whether it is a copy of what is in its place.
+  __device__ bool is_there(int number, int out) const {
+    return launch_.is_gathered && launch_.out[out] == launch_.in[number];
+  }
 
   template <int deep, int together>
   __device__ void fold_units(int number, const std::uint64_t (&at)[deep],
                              const bool (&is_any)[deep]) const {
+    const std::byte* const* const in = launch_.in + first_in(number);
     const std::uint64_t before = launch_.fold[number].begin;
     uint4 value[together][deep];
     Lane<T, A, Operator> lane[deep];
@@ -100,7 +112,7 @@ class Local {
         if (first + i >= launch_.sources) break;
 #pragma unroll
         for (int d = 0; d < deep; ++d)
-          if (is_any[d]) value[i][d] = load<deep == 1>(launch_.in[first + i] + before + at[d]);
+          if (is_any[d]) value[i][d] = load<deep == 1>(in[first + i] + before + at[d]);
       }
 #pragma unroll
       for (int i = 0; i < together; ++i) {
@@ -119,13 +131,16 @@ class Local {
       for (int d = 0; d < deep; ++d) value[0][d] = lane[d].get();
     }
 #pragma unroll 1
-    for (int i = first_out(number); i < end_out(number); ++i)
+    for (int i = first_out(number); i < end_out(number); ++i) {
+      if (is_there(number, i)) continue;
 #pragma unroll
       for (int d = 0; d < deep; ++d)
-        if (is_any[d]) store<deep == 1>(launch_.out[i] + at[d], value[0][d]);
+        if (is_any[d]) store<deep == 1>(launch_.out[i] + before_out(number) + at[d], value[0][d]);
+    }
   }
 
   __device__ void fold_element(int number, std::uint32_t index) const {
+    const std::byte* const* const in = launch_.in + first_in(number);
     const std::uint64_t at = std::uint64_t{index} * sizeof(T);
     const std::uint64_t before = launch_.fold[number].begin + at;
     T value[kMany];
@@ -135,7 +150,7 @@ class Local {
 #pragma unroll
       for (int i = 0; i < kMany; ++i)
         if (first + i < launch_.sources)
-          value[i] = load_element(reinterpret_cast<const T*>(launch_.in[first + i] + before));
+          value[i] = load_element(reinterpret_cast<const T*>(in[first + i] + before));
 #pragma unroll
       for (int i = 0; i < kMany; ++i) {
         if (first + i >= launch_.sources) break;
@@ -148,7 +163,8 @@ class Local {
     const T result = launch_.sources > 1 ? narrow<T>(folded) : value[0];
 #pragma unroll 1
     for (int i = first_out(number); i < end_out(number); ++i)
-      store_element(reinterpret_cast<T*>(launch_.out[i] + at), result);
+      if (!is_there(number, i))
+        store_element(reinterpret_cast<T*>(launch_.out[i] + before_out(number) + at), result);
   }
 
   const LocalLaunch& launch_;

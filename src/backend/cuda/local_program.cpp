@@ -2,55 +2,74 @@
 #include "backend/cuda/local_program.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace trib::cuda {
 namespace {
 
-/// Whose `out` gets the chunk of a step that folds it over all `size` ranks in their order.
+/// Of one chunk: of whose `in`, in which order, and for whose `out`.
+struct Move {
+  std::vector<int> from, to;
+  bool operator==(const Move&) const = default;
+};
+
 /// Nothing: the step is another one.
-std::optional<std::vector<int>> targets_of(const Step& step, int size) {
-  const Location& first = step.to.front();
-  if (step.verb != Verb::reduce || first.span != 1 || static_cast<int>(step.from.size()) != size)
-    return {};
-  for (int rank = 0; rank < size; ++rank)
-    if (step.from[static_cast<std::size_t>(rank)] != in(rank, first.chunk)) return {};
-  std::vector<int> ranks;
-  for (const Location& to : step.to) {
-    if (to.buffer != Buffer::out || to.chunk != first.chunk) return {};
-    ranks.push_back(to.rank);
+std::optional<Move> move_of(const Step& step) {
+  const int chunk = step.to.front().chunk;
+  Move move;
+  for (const Location& from : step.from) {
+    if (from != in(from.rank, chunk)) return {};
+    move.from.push_back(from.rank);
   }
-  return ranks;
+  for (const Location& to : step.to) {
+    if (to != out(to.rank, chunk)) return {};
+    move.to.push_back(to.rank);
+  }
+  return move;
 }
 
 }  // namespace
 
-std::unique_ptr<LocalProgram> LocalProgram::of(Channel& channel, const std::vector<Schedule>& all) {
-  std::vector<std::vector<int>> targets(static_cast<std::size_t>(all.front().chunks));
-  for (const Step& step : all[static_cast<std::size_t>(channel.leader_of(0))].steps) {
+std::optional<LocalProgram::Moves> LocalProgram::moves_of(const Schedule& schedule, int size) {
+  std::vector<Move> moves(static_cast<std::size_t>(schedule.chunks));
+  for (const Step& step : schedule.steps) {
     if (step.verb == Verb::signal || step.verb == Verb::wait) continue;
-    auto ranks = targets_of(step, channel.size_);
-    if (!ranks) return nullptr;
-    std::vector<int>& known = targets[static_cast<std::size_t>(step.to.front().chunk)];
-    if (!std::exchange(known, std::move(*ranks)).empty()) return nullptr;
+    auto move = move_of(step);
+    if (!move) return {};
+    Move& known = moves[static_cast<std::size_t>(step.to.front().chunk)];
+    if (!std::exchange(known, std::move(*move)).from.empty()) return {};
   }
-  // Either all chunks go to the same ranks, or each to the one of its number.
-  const bool is_same = std::all_of(targets.begin(), targets.end(),
-                                   [&](const auto& ranks) { return ranks == targets.front(); });
-  if (is_same && !targets.front().empty())
-    return std::unique_ptr<LocalProgram>(new LocalProgram(channel, targets.front()));
-  std::vector<int> to;
-  for (int rank = 0; rank < channel.size_; ++rank) to.push_back(rank);
-  for (const int rank : to)
-    if (targets.size() != to.size() || targets[static_cast<std::size_t>(rank)] != std::vector{rank})
-      return nullptr;
-  return std::unique_ptr<LocalProgram>(new LocalProgram(channel, std::move(to)));
+  std::vector<int> everyone(static_cast<std::size_t>(size));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  const Move& first = moves.front();
+  const auto are_all = [&](const auto& wanted) {
+    for (std::size_t chunk = 0; chunk < moves.size(); ++chunk)
+      if (moves[chunk] != wanted(static_cast<int>(chunk))) return false;
+    return true;
+  };
+  if (are_all([&](int) { return first; }) && !first.to.empty() &&
+      (first.from == everyone || first.from.size() == 1))
+    return Moves{Moves::Kind::whole, first.from, first.to};
+  if (moves.size() != everyone.size()) return {};
+  if (are_all([&](int chunk) { return Move{everyone, {chunk}}; }))
+    return Moves{Moves::Kind::scatter, everyone, everyone};
+  if (are_all([&](int chunk) { return Move{{chunk}, everyone}; }))
+    return Moves{Moves::Kind::gather, everyone, everyone};
+  return {};
 }
 
-LocalProgram::LocalProgram(Channel& channel, std::vector<int> to)
+std::unique_ptr<LocalProgram> LocalProgram::of(Channel& channel, const std::vector<Schedule>& all) {
+  auto moves = moves_of(all[static_cast<std::size_t>(channel.leader_of(0))], channel.size_);
+  if (!moves) return nullptr;
+  return std::unique_ptr<LocalProgram>(new LocalProgram(channel, std::move(*moves)));
+}
+
+LocalProgram::LocalProgram(Channel& channel, Moves moves)
     : channel_(channel),
-      to_(std::move(to)),
+      moves_(std::move(moves)),
       repeats_(channel.driver_, channel.replays_, channel.context_id_),
       aside_(channel.context_id_) {
   launch_.doorbell = channel.doorbell_;
@@ -72,33 +91,49 @@ bool LocalProgram::covers_any_input(const Arguments& arguments, int size) {
   return false;
 }
 
+/// Where the folds of a call are.
+void LocalProgram::place(const Arguments& arguments) {
+  LocalLaunch& launch = launch_;
+  const std::size_t element = bytes(arguments.dtype);
+  const std::size_t* const begin = arguments.chunk_begin;
+  launch.is_scattered = moves_.kind == Moves::Kind::scatter;
+  launch.is_gathered = moves_.kind == Moves::Kind::gather || moves_.from.size() == 1;
+  launch.sources = launch.is_gathered ? 1 : static_cast<std::uint8_t>(moves_.from.size());
+  launch.folds = launch.outs = 0;
+  int ins = 0;
+  const auto add_in = [&](int rank) {
+    launch.in[ins++] = static_cast<const std::byte*>(arguments.mapped[rank].in);
+  };
+  const auto add_out = [&](int rank) {
+    launch.out[launch.outs++] = static_cast<std::byte*>(arguments.mapped[rank].out);
+  };
+  const auto add_fold = [&](std::size_t from, std::size_t to) {
+    launch.fold[launch.folds++] = {from * element, 0, static_cast<std::uint32_t>(to - from)};
+  };
+  if (moves_.kind != Moves::Kind::gather)
+    std::for_each(moves_.from.begin(), moves_.from.end(), add_in);
+  if (moves_.kind != Moves::Kind::scatter)
+    std::for_each(moves_.to.begin(), moves_.to.end(), add_out);
+  if (moves_.kind == Moves::Kind::whole) return add_fold(begin[0], begin[arguments.chunks]);
+  for (int rank = 0; rank < channel_.size_; ++rank) {
+    if (begin[rank + 1] == begin[rank]) continue;
+    add_fold(begin[rank], begin[rank + 1]);
+    launch.is_gathered ? add_in(rank) : add_out(rank);
+  }
+}
+
 Operation& LocalProgram::launch(const Arguments& arguments) {
   LocalLaunch& launch = launch_;
   launch.number = ++channel_.launches_;
   if (!channel_.leads()) return *this;
   const std::size_t element = bytes(arguments.dtype);
   const std::size_t* const begin = arguments.chunk_begin;
-  const int size = channel_.size_;
-  launch.is_scattered = is_scatter(static_cast<Collective>(arguments.signature.collective));
-  launch.sources = static_cast<std::uint8_t>(size);
-  for (int rank = 0; rank < size; ++rank)
-    launch.in[rank] = static_cast<const std::byte*>(arguments.mapped[rank].in);
-
-  launch.folds = launch.outs = 0;
-  const auto add_fold = [&](std::size_t from, std::size_t to) {
-    launch.fold[launch.folds++] = {from * element, 0, static_cast<std::uint32_t>(to - from)};
-  };
-  for (const int rank : to_) {
-    if (launch.is_scattered && begin[rank + 1] == begin[rank]) continue;
-    if (launch.is_scattered) add_fold(begin[rank], begin[rank + 1]);
-    launch.out[launch.outs++] = static_cast<std::byte*>(arguments.mapped[rank].out);
-  }
-  if (!launch.is_scattered) add_fold(begin[0], begin[arguments.chunks]);
+  place(arguments);
 
   const Current current(channel_.context_);
   launch.is_last = true;
   Repeats::Kernel kernel = lay_out(launch, arguments);
-  if (launch.is_scattered && covers_any_input(arguments, size)) {
+  if (launch.is_scattered && covers_any_input(arguments, channel_.size_)) {
     // Its chunks are as far from each other there as in `in`.
     auto* const aside =
         reinterpret_cast<std::byte*>(aside_.reserve(begin[arguments.chunks] * element));
@@ -117,7 +152,8 @@ Operation& LocalProgram::launch(const Arguments& arguments) {
 /// Gives the folds their tiles. Measured on one H200 with 2, 4 and 16 ranks under MPS, 2026-11-24.
 Repeats::Kernel LocalProgram::lay_out(LocalLaunch& launch, const Arguments& arguments) const {
   const auto units_in = [&](const LocalLaunch::Fold& fold) {
-    return units_of(fold, reinterpret_cast<std::uint64_t>(launch.in[0]), bytes(arguments.dtype))
+    const auto first = launch.is_gathered ? &fold - launch.fold : 0;
+    return units_of(fold, reinterpret_cast<std::uint64_t>(launch.in[first]), bytes(arguments.dtype))
         .units;
   };
   std::uint64_t longest = 1, total = 0, bits = 0;
@@ -126,7 +162,8 @@ Repeats::Kernel LocalProgram::lay_out(LocalLaunch& launch, const Arguments& argu
     total += units_in(launch.fold[i]);
     bits |= launch.fold[i].begin;
   }
-  for (int i = 0; i < launch.sources; ++i) bits |= reinterpret_cast<std::uintptr_t>(launch.in[i]);
+  const int ins = launch.is_gathered ? launch.folds : launch.sources;
+  for (int i = 0; i < ins; ++i) bits |= reinterpret_cast<std::uintptr_t>(launch.in[i]);
   for (int i = 0; i < launch.outs; ++i) bits |= reinterpret_cast<std::uintptr_t>(launch.out[i]);
   // There, more blocks would only make memory jump between more places.
   launch.is_long = total * kUnitBytes >= channel_.least_long_ && bits % kUnitBytes == 0;

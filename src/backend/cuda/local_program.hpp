@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A schedule for ranks that share one GPU, and have it to themselves: the leader's kernel folds the
-// buffers of all of them where they are (local.cuh). The others wait on the host for its word.
+// A schedule for ranks that share one GPU, and have it to themselves: the leader's kernel folds or
+// copies the buffers of all of them where they are (local.cuh). The others wait on the host for its
+// word.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "backend/cuda/aside.hpp"
@@ -13,8 +15,8 @@ namespace trib::cuda {
 
 class LocalProgram final : public trib::Program, public Operation {
  public:
-  /// Of a channel with one GPU. Null (on all ranks alike): the schedules do something else than to
-  /// fold chunks of all ranks' `in`, in their order, for some ranks' `out`.
+  /// Of a channel with one GPU. Null (on all ranks alike): the schedules do something else than
+  /// Moves says.
   static std::unique_ptr<LocalProgram> of(Channel& channel, const std::vector<Schedule>& all);
 
   std::size_t fit(bool) const override { return SIZE_MAX; }  // nothing goes through inboxes
@@ -25,12 +27,22 @@ class LocalProgram final : public trib::Program, public Operation {
   std::uint64_t position() const override { return ++looks_; }  // as Program
 
  private:
-  LocalProgram(Channel& channel, std::vector<int> to);
+  /// What goes where.
+  struct Moves {
+    enum class Kind { whole, scatter, gather } kind = Kind::whole;
+    std::vector<int> from;  // whole: of whose `in`, folded in this order, unless it is one
+    std::vector<int> to;    // whole: for whose `out`
+    /// In a scatter chunk c goes from all ranks to rank c, in a gather from rank c to all.
+  };
+  static std::optional<Moves> moves_of(const Schedule& schedule, int size);
+
+  LocalProgram(Channel& channel, Moves moves);
   static bool covers_any_input(const Arguments& arguments, int size);
+  void place(const Arguments& arguments);
   Repeats::Kernel lay_out(LocalLaunch& launch, const Arguments& arguments) const;
 
   Channel& channel_;
-  const std::vector<int> to_;  // whose `out` gets all of the result; reduce_scatters: all in turn
+  const Moves moves_;
   Repeats repeats_;
   LocalLaunch launch_{};
   Aside aside_;  // for the results of a reduce_scatter whose `out` lies over `in`
