@@ -41,7 +41,8 @@ struct Signature {
   std::int8_t declined = -1;  ///< a Decline, or -1
 };
 
-/// A peer's buffers, in this process's addresses.
+/// A peer's buffers, in this process's addresses. `in`: where the vector begins, in an allgather as
+/// well, of which the peer has its part alone.
 struct MappedBuffers {
   void* in = nullptr;
   void* out = nullptr;

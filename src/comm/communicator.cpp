@@ -22,9 +22,12 @@ using Clock = std::chrono::steady_clock;
 
 /// Where ranks share cores, sched_yield() lets another one go on, within microseconds. But if
 /// something else wants the core, a program that computes, it gets it for as long as the kernel
-/// sees fit. When that has been seen, ranks sleep in so many rounds of waiting instead.
+/// sees fit. When that has been seen, ranks sleep in so many rounds of waiting instead, and those
+/// that share their core with no other rank in all waits for so long: who sleeps gets the core back
+/// when he wakes, since he has had less of it than the other one.
 constexpr auto kSlowYield = std::chrono::milliseconds(1);
 constexpr int kNaps = 1000;
+constexpr auto kTaken = std::chrono::seconds(1);
 
 /// Calls that do without mapped memory between two looks whether it is still there.
 constexpr std::uint32_t kIdleCalls = 64;
@@ -218,7 +221,7 @@ bool Communicator::run_copy(const Request& request, bool is_possible) {
     channel_->announce(plan.signature);
     DeviceCall call;
     call.begin();
-    Card card = device_card(request, plan, call);
+    Card card = is_possible ? device_card(request, plan, call) : devices_.card(request, call);
     if (!is_possible) card.in = card.out = Memory::distant;
     if (meet(card, request, plan, call) != Route::device) return false;
     if (devices_.are_shared && !reach(card, request, plan, Route::device)) return false;
@@ -278,7 +281,8 @@ Card Communicator::device_card(const Request& request, const Plan& plan, const D
   if (devices_.are_shared) {
     if (is_in_the_way(request, plan)) card.is_contended = true;
     devices_.channel->show(card, buffers_of(request, plan));
-    wait_for(devices_.channel->unsettled(), /*looks_at_peers=*/true);
+    if (card.in == Memory::device || card.out == Memory::device)
+      wait_for(devices_.channel->unsettled(), /*looks_at_peers=*/true);
   } else if (may_map(plan)) {
     const ShownBuffers buffers = mappable_buffers(request, plan);
     if (buffers.in != nullptr) devices_.channel->show(card, buffers);
@@ -434,6 +438,7 @@ void Communicator::change_devices(Change&& change) {
 // -------------------------------------------------------------------------------------- waiting
 
 std::atomic<int> Communicator::naps_left = 0, Communicator::mixed_posts_left = 0;
+std::atomic<std::chrono::steady_clock::duration> Communicator::taken_until{};
 
 /// Whether to sleep in this wait.
 bool Communicator::is_nap_due() {
@@ -442,11 +447,15 @@ bool Communicator::is_nap_due() {
   return true;
 }
 
-/// Yields the core, and sees how long it takes to get it back.
-void Communicator::yield_and_look() {
+/// Yields the core, and sees how long it takes to get it back. True: long.
+bool Communicator::yield_and_look() {
   const auto start = Clock::now();
   ::sched_yield();
-  if (Clock::now() - start > kSlowYield) naps_left.store(kNaps, std::memory_order_relaxed);
+  const auto end = Clock::now();
+  if (end - start <= kSlowYield) return false;
+  naps_left.store(kNaps, std::memory_order_relaxed);
+  taken_until.store((end + kTaken).time_since_epoch(), std::memory_order_relaxed);
+  return true;
 }
 
 void Communicator::check_time(int peer, double waited) const {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/log.hpp"
@@ -90,6 +91,8 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   /// need a message that only it can take from the MPI.
   constexpr auto kFirstNap = std::chrono::microseconds(50);
   constexpr auto kLongestNap = std::chrono::microseconds(2000);
+  /// Rounds, of about a microsecond, before a rank that has a core sleeps rather than yields it.
+  constexpr int kSpins = 128;
   auto alive_at = Clock::now();
   Patience patience(alive_at);
   std::pair<int, std::uint64_t> stood{-1, 0};  // whom it waited for since then, and where
@@ -97,8 +100,12 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   const int polls = group_.is_crowded ? 1 : kPollsPerYield;
   std::chrono::microseconds nap = kFirstNap;
   bool is_woken = true;
+  // With a core of its own, but for what else runs there.
+  bool is_core_taken = !group_.is_crowded && alive_at < core_taken_until();
+  int spins = 0;
   for (std::uint32_t round = 1;; ++round) {
     const bool is_napping = may_peers_sleep && may_nap && is_nap_due();
+    bool has_slept = false;
     if (may_peers_sleep && !is_napping) {
       channel_->wake_waiting();
       yield_and_look();
@@ -107,14 +114,23 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
       drive();
     } else {
       if (!is_napping || !is_woken) drive();
-      if (!is_napping) ::sched_yield();
+      if (is_core_taken) {
+        has_slept = ++spins > kSpins;
+        if (has_slept) std::this_thread::sleep_for(kFirstNap);
+      } else if (!is_napping) {
+        is_core_taken = yield_and_look() && !group_.is_crowded;
+      }
     }
     const int peer = step(polls);
     if (peer == Background::kDone) return;
-    if (is_napping || round % 64 == 0) {
+    if (is_napping || has_slept || round % 64 == 0) {
       const auto now = Clock::now();
       const std::pair<int, std::uint64_t> stands{peer, where()};
-      if (std::exchange(stood, stands) != stands) patience.restart(now);
+      if (std::exchange(stood, stands) != stands) {
+        patience.restart(now);
+        spins = 0;
+      }
+      is_core_taken = is_core_taken && now < core_taken_until();
       try {
         diagnose(peer);
         if (now - alive_at > kAliveInterval) {

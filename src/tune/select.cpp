@@ -284,7 +284,8 @@ constexpr DeviceRow kDeviceScatter[] = {
     {4,    kAll,       "one_shot", false, 132, 64 * MiB, Engine::copy},
     {kAny, kAll,       "one_shot", false, 132, 32 * KiB},
 };
-// Those that only copy: on streams and in graphs, 2 H200, 3 and 4 H100, 2026-11-28.
+// Those that only copy: on streams and in graphs, 2 H200, 3 and 4 H100, 2026-11-28. The rows of one
+// GPU, which its ranks share, as kDevice has them.
 constexpr DeviceRow kDeviceAllgather[] = {
     {1,    kAll,       "one_shot", false, kAnyBlocks, 4 * KiB},
     {2,    64 * KiB,   "one_shot", true,  32,  1 * KiB},

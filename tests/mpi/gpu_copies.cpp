@@ -22,6 +22,7 @@ namespace {
 // What src/mpi/copies.cpp says.
 constexpr std::size_t kShortestMeeting = 64 << 10;
 constexpr std::size_t kGuard = 64;
+constexpr std::size_t kLarge = (std::size_t{17} << 30) + 48;  // 17 GiB and 48 bytes
 
 std::mt19937 same(2026);  // choices that all ranks make alike
 int choose(int below) { return static_cast<int>(same() % static_cast<unsigned>(below)); }
@@ -350,13 +351,12 @@ void run_in_threads(int count) {
 
 /// More than kernels count in elements of four bytes.
 void run_large() {
-  constexpr std::size_t kTotal = (std::size_t{17} << 30) + 48;  // 17 GiB and 48 bytes
   const auto p = static_cast<std::size_t>(size);
   Room few(64 << 10);
   warm_up(MPI_COMM_WORLD, few);
-  auto* const memory = static_cast<char*>(Gpu::get().allocate(kTotal + 64));
+  auto* const memory = static_cast<char*>(Gpu::get().allocate(kLarge + 64));
   for (const bool is_gather : {false, true}) {
-    const std::size_t each = is_gather ? kTotal / p / 16 * 16 : kTotal,
+    const std::size_t each = is_gather ? kLarge / p / 16 * 16 : kLarge,
                       total = is_gather ? each * p : each;
     constexpr std::size_t kPiece = 1 << 20;
     std::vector<unsigned char> piece(kPiece);
@@ -407,6 +407,13 @@ int main(int argc, char** argv) {
   skip_without_gpu();
   if (argc > 1 && std::string(argv[1]) == "large") {
     if (!has_kernels_at_all()) skip("that much is for kernels, and these are switched off");
+    std::size_t left = 0, all = 0;
+    CHECK(Gpu::get().call("cuMemGetInfo_v2", &left, &all) == 0, "");
+    int sharers = 0;
+    for (int r = 0; r < size; ++r) sharers += Gpu::get().of(r) == Gpu::get().of(rank) ? 1 : 0;
+    int has_room = all / static_cast<std::size_t>(sharers) > kLarge + (std::size_t{1} << 30);
+    MPI_Allreduce(MPI_IN_PLACE, &has_room, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    if (has_room == 0) skip("a GPU has no room for that much of each rank");
     run_large();
   } else {
     run_random(MPI_COMM_WORLD, 200);

@@ -26,6 +26,7 @@
 #include "backend/segment.hpp"
 #include "support/calls.hpp"
 #include "support/disturb.hpp"
+#include "support/many_cores.hpp"
 #include "support/sanitizer.hpp"
 #include "support/thread_ranks.hpp"
 
@@ -185,6 +186,52 @@ TEST_P(Sizes, RightWhileRanksSleep) {
   const int left = Communicator::naps_left.exchange(0);
   expect_no_errors(errors, "asleep");
   EXPECT_LT(left, 1 << 30);
+}
+
+/// As where something else computes on the cores of ranks that are not crowded: they sleep in long
+/// waits, of which there are many here.
+TEST_P(Sizes, RightWhileCoresAreTaken) {
+  const int size = GetParam();
+  const test::ManyCores many_cores;
+  Communicator::taken_until = std::chrono::steady_clock::duration::max();
+  const auto errors = run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Communicator communicator(std::move(bootstrap), Config{});
+    ASSERT_FALSE(communicator.is_crowded());
+    ASSERT_TRUE(communicator.open_background());
+    std::mt19937_64 random(12), own(static_cast<unsigned>(rank));
+    for (int round = 0; round < test::less_if_sanitized(100, 20); ++round) {
+      if (own() % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      expect(random_call(random, size, 40000).make(communicator));
+      Posted posted;
+      posted.part = std::make_unique<Part>(random_call(random, size, 20000), rank, size);
+      communicator.post(posted.task, posted.part->request);
+      communicator.wait(posted.task);
+      expect(posted.part->check());
+    }
+  });
+  Communicator::taken_until = std::chrono::steady_clock::duration::zero();
+  expect_no_errors(errors, "taken");
+}
+
+/// Time limits hold in these sleeps.
+TEST(Background, LimitsHoldWhileCoresAreTaken) {
+  const test::ManyCores many_cores;
+  Communicator::taken_until = std::chrono::steady_clock::duration::max();
+  const auto begin = std::chrono::steady_clock::now();
+  const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
+    Config config;
+    config.timeout = 0.2;
+    Communicator communicator(std::move(bootstrap), config);
+    test::Call call;
+    call.count = 1000;
+    if (rank == 0)
+      expect(call.make(communicator));
+    else
+      std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  });
+  Communicator::taken_until = std::chrono::steady_clock::duration::zero();
+  EXPECT_NE(errors.at(0).find("did not arrive within"), std::string::npos) << errors.at(0);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
 }
 
 TEST_P(Sizes, PersistentOnesStartInAnyOrder) {

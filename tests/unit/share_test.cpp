@@ -83,12 +83,12 @@ TEST(Share, CallsThatFollowOneAnother) {
   shape.size = 7;
   shape.device_of = {0, 1, 0, 1, 0, 1, 0};
   std::vector<VerifiedCall> calls;
-  for (int i = 0; i < 24; ++i) {
+  for (int i = 0; i < 72; ++i) {  // every collective by every algorithm, in one run and in two
     shape.collective = static_cast<Collective>(i % kAllCollectives);
     shape.root = has_root(shape.collective) ? i % shape.size : 0;
-    const Algorithm* const algorithm = find_algorithm(kAlgorithms[i % 3]);
+    const Algorithm* const algorithm = find_algorithm(kAlgorithms[i / kAllCollectives % 3]);
     if (algorithm->serves(shape.collective))
-      calls.push_back(shared_call(*algorithm, shape, 1 + i % 2));
+      calls.push_back(shared_call(*algorithm, shape, 1 + i / (3 * kAllCollectives) % 2));
   }
   EXPECT_EQ(verify(calls), "");
 }

@@ -261,12 +261,12 @@ struct LocalLaunch : LaunchRoot {
   bool is_long;       // kLocalDepth units of a tile for each thread, and all of them aligned
   bool is_last;       // of the call's launches
   struct Fold {
-    std::uint64_t begin;  // bytes in `in` before the chunk
+    std::uint64_t begin;  // bytes in `in` before the chunk, and in `out`, unless it is scattered
     std::uint32_t first_tile;
     std::uint32_t length;  // elements
   };
   const std::byte* in[kMaxSharers];
-  std::byte* out[kMaxSharers];  // where the chunk of its fold goes
+  std::byte* out[kMaxSharers];
   Fold fold[kMaxSharers];
 };
 static_assert(sizeof(LocalLaunch) <= 1152);
