@@ -439,12 +439,19 @@ void Communicator::change_devices(Change&& change) {
 
 std::atomic<int> Communicator::naps_left = 0, Communicator::mixed_posts_left = 0;
 std::atomic<std::chrono::steady_clock::duration> Communicator::taken_until{};
+std::atomic<int> Communicator::taken_core = -1;
 
 /// Whether to sleep in this wait.
 bool Communicator::is_nap_due() {
   if (naps_left.load(std::memory_order_relaxed) <= 0) return false;
   naps_left.fetch_sub(1, std::memory_order_relaxed);
   return true;
+}
+
+/// The kernel moves ranks that are not bound: on another core yielding may do.
+bool Communicator::is_on_taken_core() {
+  const int core = taken_core.load(std::memory_order_relaxed);
+  return core < 0 || core == ::sched_getcpu();
 }
 
 /// Yields the core, and sees how long it takes to get it back. True: long.
@@ -454,6 +461,7 @@ bool Communicator::yield_and_look() {
   const auto end = Clock::now();
   if (end - start <= kSlowYield) return false;
   naps_left.store(kNaps, std::memory_order_relaxed);
+  taken_core.store(::sched_getcpu(), std::memory_order_relaxed);
   taken_until.store((end + kTaken).time_since_epoch(), std::memory_order_relaxed);
   return true;
 }

@@ -66,9 +66,10 @@ class Communicator {
   /// Of this process: rounds of waiting in which ranks that are crowded sleep rather than yield.
   /// Tests set it.
   static std::atomic<int> naps_left;
-  /// Of this process: until when something else is taken to compute on its core, by the steady
-  /// clock. Ranks that are not crowded sleep then, if they have to wait for long, and never yield.
-  /// Tests set it.
+  /// Of this process: something else computes on this core (negative: on all), and is taken to do
+  /// so until then, by the steady clock. Ranks that are not crowded do not yield it meanwhile, and
+  /// sleep if they have to wait for long. Tests set it.
+  static std::atomic<int> taken_core;
   static std::atomic<std::chrono::steady_clock::duration> taken_until;
   /// The program has made a request of the MPI's own. Who sleeps does not go on with that, and
   /// those who wait for it do not wake him.
@@ -225,6 +226,7 @@ class Communicator {
   static std::chrono::steady_clock::time_point core_taken_until() {
     return std::chrono::steady_clock::time_point(taken_until.load(std::memory_order_relaxed));
   }
+  static bool is_on_taken_core();
   void check_time(int peer, double waited) const;
   void check_all_alive(std::chrono::steady_clock::time_point now);
   void wait_for_answer();

@@ -91,8 +91,9 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   /// need a message that only it can take from the MPI.
   constexpr auto kFirstNap = std::chrono::microseconds(50);
   constexpr auto kLongestNap = std::chrono::microseconds(2000);
-  /// Rounds, of about a microsecond, before a rank that has a core sleeps rather than yields it.
-  constexpr int kSpins = 128;
+  /// Rounds, of about a microsecond, before a rank sleeps whose core is taken: 32 are too few for
+  /// rings of 16 ranks.
+  constexpr int kSpins = 64;
   auto alive_at = Clock::now();
   Patience patience(alive_at);
   std::pair<int, std::uint64_t> stood{-1, 0};  // whom it waited for since then, and where
@@ -100,7 +101,6 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   const int polls = group_.is_crowded ? 1 : kPollsPerYield;
   std::chrono::microseconds nap = kFirstNap;
   bool is_woken = true;
-  // With a core of its own, but for what else runs there.
   bool is_core_taken = !group_.is_crowded && alive_at < core_taken_until();
   int spins = 0;
   for (std::uint32_t round = 1;; ++round) {
@@ -114,11 +114,11 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
       drive();
     } else {
       if (!is_napping || !is_woken) drive();
-      if (is_core_taken) {
+      if (is_core_taken && is_on_taken_core()) {
         has_slept = ++spins > kSpins;
         if (has_slept) std::this_thread::sleep_for(kFirstNap);
       } else if (!is_napping) {
-        is_core_taken = yield_and_look() && !group_.is_crowded;
+        if (yield_and_look()) is_core_taken = !group_.is_crowded;
       }
     }
     const int peer = step(polls);

@@ -193,6 +193,7 @@ TEST_P(Sizes, RightWhileRanksSleep) {
 TEST_P(Sizes, RightWhileCoresAreTaken) {
   const int size = GetParam();
   const test::ManyCores many_cores;
+  Communicator::taken_core = -1;
   Communicator::taken_until = std::chrono::steady_clock::duration::max();
   const auto errors = run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
     Communicator communicator(std::move(bootstrap), Config{});
@@ -216,6 +217,7 @@ TEST_P(Sizes, RightWhileCoresAreTaken) {
 /// Time limits hold in these sleeps.
 TEST(Background, LimitsHoldWhileCoresAreTaken) {
   const test::ManyCores many_cores;
+  Communicator::taken_core = -1;
   Communicator::taken_until = std::chrono::steady_clock::duration::max();
   const auto begin = std::chrono::steady_clock::now();
   const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
