@@ -455,14 +455,18 @@ bool Communicator::is_on_taken_core() {
 }
 
 /// Yields the core, and sees how long it takes to get it back. True: long.
-bool Communicator::yield_and_look() {
+bool Communicator::yield_and_look() const {
+  const int core = ::sched_getcpu();
   const auto start = Clock::now();
   ::sched_yield();
   const auto end = Clock::now();
   if (end - start <= kSlowYield) return false;
-  naps_left.store(kNaps, std::memory_order_relaxed);
-  taken_core.store(::sched_getcpu(), std::memory_order_relaxed);
-  taken_until.store((end + kTaken).time_since_epoch(), std::memory_order_relaxed);
+  if (group_.is_crowded) {
+    naps_left.store(kNaps, std::memory_order_relaxed);
+  } else {
+    taken_core.store(core, std::memory_order_relaxed);
+    taken_until.store((end + kTaken).time_since_epoch(), std::memory_order_relaxed);
+  }
   return true;
 }
 

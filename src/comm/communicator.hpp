@@ -222,7 +222,7 @@ class Communicator {
       mixed_posts_left.fetch_sub(1, std::memory_order_relaxed);
   }
   static bool is_nap_due();
-  static bool yield_and_look();
+  bool yield_and_look() const;
   static std::chrono::steady_clock::time_point core_taken_until() {
     return std::chrono::steady_clock::time_point(taken_until.load(std::memory_order_relaxed));
   }

@@ -91,12 +91,13 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   /// need a message that only it can take from the MPI.
   constexpr auto kFirstNap = std::chrono::microseconds(50);
   constexpr auto kLongestNap = std::chrono::microseconds(2000);
-  /// Rounds, of about a microsecond, before a rank sleeps whose core is taken: 32 are too few for
-  /// rings of 16 ranks.
-  constexpr int kSpins = 64;
+  /// Rounds, of about a microsecond, before a rank sleeps whose core is taken: half as many are too
+  /// few for rings of 16 ranks.
+  constexpr int kSpins = 128;
   auto alive_at = Clock::now();
   Patience patience(alive_at);
-  std::pair<int, std::uint64_t> stood{-1, 0};  // whom it waited for since then, and where
+  constexpr int kNobody = -2;                       // yet
+  std::pair<int, std::uint64_t> stood{kNobody, 0};  // whom it waited for since then, and where
   const bool may_peers_sleep = group_.is_crowded && !is_devices;
   const int polls = group_.is_crowded ? 1 : kPollsPerYield;
   std::chrono::microseconds nap = kFirstNap;
@@ -125,10 +126,11 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
     if (peer == Background::kDone) return;
     if (is_napping || has_slept || round % 64 == 0) {
       const auto now = Clock::now();
-      const std::pair<int, std::uint64_t> stands{peer, where()};
-      if (std::exchange(stood, stands) != stands) {
+      const std::pair<int, std::uint64_t> stands{is_guess() ? -1 : peer, where()};
+      const bool is_first = stood.first == kNobody;
+      if (std::exchange(stood, stands) != stands && !is_first) {
         patience.restart(now);
-        spins = 0;
+        if (!is_devices) spins = 0;  // peers are at it; of a device nobody knows
       }
       is_core_taken = is_core_taken && now < core_taken_until();
       try {

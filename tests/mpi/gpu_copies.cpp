@@ -411,7 +411,7 @@ int main(int argc, char** argv) {
     CHECK(Gpu::get().call("cuMemGetInfo_v2", &left, &all) == 0, "");
     int sharers = 0;
     for (int r = 0; r < size; ++r) sharers += Gpu::get().of(r) == Gpu::get().of(rank) ? 1 : 0;
-    int has_room = all / static_cast<std::size_t>(sharers) > kLarge + (std::size_t{1} << 30);
+    int has_room = left / static_cast<std::size_t>(sharers) > kLarge + (std::size_t{1} << 30);
     MPI_Allreduce(MPI_IN_PLACE, &has_room, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
     if (has_room == 0) skip("a GPU has no room for that much of each rank");
     run_large();
