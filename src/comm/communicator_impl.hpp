@@ -91,8 +91,8 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   /// need a message that only it can take from the MPI.
   constexpr auto kFirstNap = std::chrono::microseconds(50);
   constexpr auto kLongestNap = std::chrono::microseconds(2000);
-  /// Rounds, of about a microsecond, before a rank sleeps whose core is taken: half as many are too
-  /// few for rings of 16 ranks.
+  /// Rounds, of about a microsecond, before a rank sleeps whose core is taken. A compromise, of few
+  /// measurements: docs/results-many-ranks.md.
   constexpr int kSpins = 128;
   auto alive_at = Clock::now();
   Patience patience(alive_at);

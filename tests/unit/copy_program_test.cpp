@@ -302,7 +302,7 @@ class Ranks {
 };
 
 TEST_F(CopyProgramTest, EveryResult) {
-  for (unsigned seed = 1; seed <= 10; ++seed)
+  for (unsigned seed = 1; seed <= 20; ++seed)
     for (int size = 2; size <= 5; ++size) {
       Ranks ranks(size, seed);
       int served = 0;

@@ -30,9 +30,10 @@ class LocalProgram final : public trib::Program, public Operation {
   /// What goes where.
   struct Moves {
     enum class Kind { whole, scatter, gather } kind = Kind::whole;
-    std::vector<int> from;  // whole: of whose `in`, folded in this order, unless it is one
-    std::vector<int> to;    // whole: for whose `out`
-    /// In a scatter chunk c goes from all ranks to rank c, in a gather from rank c to all.
+    std::vector<int> from;  // of whose `in`, folded in this order, unless it is one
+    std::vector<int> to;    // for whose `out`
+    /// In a scatter chunk c goes from all of `from` to rank c alone, in a gather from rank c alone
+    /// to all of `to`.
   };
   static std::optional<Moves> moves_of(const Schedule& schedule, int size);
 
