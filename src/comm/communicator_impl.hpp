@@ -91,8 +91,9 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   /// need a message that only it can take from the MPI.
   constexpr auto kFirstNap = std::chrono::microseconds(50);
   constexpr auto kLongestNap = std::chrono::microseconds(2000);
-  /// Rounds, of about a microsecond, before a rank sleeps whose core is taken. A compromise, of few
-  /// measurements: docs/results-many-ranks.md.
+  /// Rounds, of about a microsecond, before a rank sleeps whose core is taken. Half as many cost
+  /// long vectors up to four times the time, more cost ranks that are not bound:
+  /// docs/results-many-ranks.md.
   constexpr int kSpins = 128;
   auto alive_at = Clock::now();
   Patience patience(alive_at);
