@@ -226,7 +226,10 @@ class Background {
   void enqueue(Task& task, Lane& lane, int polls);
   Route answer(const Lane& lane, Task& task);
   void hand_out();
-  DeviceChannel* device_of(const Task& task) const;
+  DeviceChannel* device_of(const Task& task) const {
+    if (task.meeting_ == Task::Meeting::own) return opener_->channel();
+    return task.meeting_ == Task::Meeting::common ? devices_.of_requests() : nullptr;
+  }
   Card card_of(const Lane& lane, const Task& task) const;
   std::optional<Route> route_of(Lane& lane, Task& task);
   bool launch(Lane& lane, Task& task);
