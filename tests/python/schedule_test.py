@@ -86,11 +86,18 @@ def test_programs_of_a_length(trib: Trib) -> None:
     # Four bytes lie in the line of the flag, longer ones in cells or scratch, and long calls take more runs than one.
     assert "   0  copy    line 0 of 0 byte 0 <- in byte 0; 4 bytes\n" in trib(*words)[1]
     assert trib(*words, "--bytes", "1K")[1].endswith(_TWO_RANKS)
+    # What one of two ranks asks for while it waits: whole payloads of up to 512 bytes that are not in the line.
+    asked = {
+        length: ", asks for" in trib(*words, "--bytes", length)[1] for length in (4, 52, 512, 516)
+    }
+    assert asked == {4: False, 52: True, 512: True, 516: False}
+    assert "wait    flag 0 of 1, asks for 4 lines of payload\n" in trib(*words, "--bytes", 200)[1]
     text = trib(*words, "--bytes", "16K")[1]
     assert "out byte 0 <- in byte 0, large scratch of 1 byte 0; 16384 bytes\n" in text
     assert "\ncalls of 16777216 bytes: the list above in " in trib(*words, "--bytes", "16M")[1]
     words[words.index("-n") + 1] = 3
-    assert "copy    cell 0..3 of 0 <- in byte 0; 200 bytes\n" in trib(*words, "--bytes", 200)[1]
+    text = trib(*words, "--bytes", 200)[1]
+    assert "copy    cell 0..3 of 0 <- in byte 0; 200 bytes\n" in text and "asks for" not in text
     words = ["schedule", "reduce_scatter", "--algorithm", "one_shot", "-n", 3, "--program"]
     text = trib(*words, "--rank", 2, "--bytes", 40)[1]
     assert re.search(r"reduce  out byte 0 <- .*, in byte 28; 12 bytes\n$", text)

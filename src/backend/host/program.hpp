@@ -5,10 +5,12 @@
 // their places in shared memory looked up. `trib schedule --program` prints both.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "backend/host/channel.hpp"
+#include "base/pages.hpp"
 
 namespace trib::host {
 
@@ -19,6 +21,9 @@ inline void shake() {
   if (disturb != nullptr) [[unlikely]]
     disturb();
 }
+
+/// A longer chunk does not go through cells.
+inline constexpr int kMostCellsOfChunk = 16;
 
 class Program final : public trib::Program, public Operation {
  public:
@@ -44,6 +49,12 @@ class Program final : public trib::Program, public Operation {
   }
 
  private:
+  /// Bytes of a peer's memory that are read at a time: all sources of a reduction together should
+  /// stay in the L2 cache.
+  static constexpr std::size_t kBounceBytes = 64 << 10;
+  /// Where a chunk is put together that goes through cells.
+  static constexpr std::size_t kCellsRoom = round_up(kMostCellsOfChunk * kCellBytes, kCacheLine);
+
   /// Where a step's operand is. What the steps' ranks, chunks and slots do not fit into is refused
   /// when a schedule is loaded.
   struct Operand {
@@ -85,9 +96,14 @@ class Program final : public trib::Program, public Operation {
     Store store;
     std::uint16_t cell_count = 0;  // wait: that are to come; zero: the line is. Others: operands in
                                    // cells
-    std::uint16_t to_count, from_count;  // copy, reduce
-    std::uint16_t peer, number;          // wait; its place in waits_
-    std::uint32_t first = 0;  // copy, reduce: into places, `to`, then `from`; wait: the peer's cell
+    union {
+      std::uint16_t to_count;  // copy, reduce
+      std::uint16_t lines;     // wait, not for cells: of payload, to be asked for early
+    };
+    std::uint16_t from_count;    // copy, reduce
+    std::uint16_t peer, number;  // wait; its place in waits_
+    std::uint32_t first = 0;     // copy, reduce: into places, `to`, then `from`; wait: the peer's
+                                 // cell, or into places, where the payload is
     union {
       Line* line;         // signal, wait: window 0
       std::size_t count;  // reduce: elements, copy: bytes
@@ -111,7 +127,8 @@ class Program final : public trib::Program, public Operation {
   void turn_to(std::uint64_t number);
   bool has_credit();
   void give_signal(Line& line, bool has_payload);
-  bool is_signalled(Line* line, int peer, int number, int end, int polls);
+  bool is_signalled(Line* line, int peer, int number, int end, int polls,
+                    const std::byte* payload = nullptr, int lines = 0);
   std::size_t cells_of_unit() const;
   void bind_wait(Bound& bound, const BoundStep& step, const Slot& slot) const;
   bool are_filled(const BoundStep& step, int polls);
@@ -199,5 +216,48 @@ class Program final : public trib::Program, public Operation {
   std::vector<std::byte> taken_;       // from cells, and what is to go there
   std::vector<std::byte> input_copy_;  // grows to the largest `in` that had to be copied
 };
+
+/// Elements before the current run's part of a chunk.
+inline std::size_t Program::slice_begin(int chunk) const {
+  const std::size_t* const begin = arguments_.chunk_begin;
+  const auto run = static_cast<std::size_t>(run_), number = static_cast<std::size_t>(chunk);
+  if (!arguments_.is_contiguous)
+    return std::min(begin[chunk] + run * arguments_.slice, begin[chunk + 1]);
+  return std::min((run * arguments_.chunks + number) * arguments_.slice, begin[chunks_]);
+}
+
+/// Elements of the current run's part of `span` chunks, where these lie side by side, or of one.
+inline std::size_t Program::slice_count(int chunk, int span) const {
+  const std::size_t end = arguments_.chunk_begin[arguments_.is_contiguous ? chunks_ : chunk + 1];
+  return std::min(static_cast<std::size_t>(span) * arguments_.slice, end - slice_begin(chunk));
+}
+
+/// Where the current run's part of an operand's `index`-th chunk is.
+inline Program::Place Program::place(const Operand& operand, int index) const {
+  const int chunk = operand.chunk + index;
+  if (operand.buffer != Buffer::scratch) {
+    const bool is_out = operand.buffer == Buffer::out;
+    const std::size_t origin = is_out && is_scattered_ ? arguments_.chunk_begin[operand.rank] : 0;
+    const auto offset = static_cast<std::intptr_t>((slice_begin(chunk) - origin) * element_);
+    if (!operand.is_mapped) return {is_out ? Place::out : Place::in, offset};
+    const MappedBuffers& theirs = arguments_.mapped[operand.rank];
+    return {Place::absolute,
+            reinterpret_cast<std::intptr_t>(is_out ? theirs.out : theirs.in) + offset};
+  }
+  const auto of = [index](std::size_t first, std::size_t stride) {
+    return (first + static_cast<std::size_t>(index)) * stride;
+  };
+  const Channel::Peer& peer = channel_.peers_[operand.rank];
+  if (is_inline(operand.slot_span))
+    return shared(Place::line,
+                  peer.lines[operand.slot].payload + of(operand.slot_first, inline_stride_));
+  return shared(Place::scratch,
+                (arguments_.is_large ? peer.large : peer.small) + of(operand.offset, stride_));
+}
+
+/// Whether chunks that lie side by side in memory do so in scratch.
+inline bool Program::is_joined() const {
+  return arguments_.is_contiguous && stride_ == arguments_.slice * element_;
+}
 
 }  // namespace trib::host
