@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Tasks whose buffers may be on devices: what a rank shows before them, and where they run then.
-#include <utility>
+#include <memory>
+#include <optional>
 
 #include "comm/lane.hpp"
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <mutex>
+#include <new>
 
 #include "backend/segment.hpp"
 #include "comm/lane.hpp"

@@ -4,8 +4,6 @@
 // communicator_set_up.cpp.
 #include "comm/communicator.hpp"
 
-#include <sched.h>
-
 #include <chrono>
 #include <utility>
 
@@ -20,14 +18,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Where ranks share cores, sched_yield() lets another one go on, within microseconds. But if
-/// something else wants the core, a program that computes, it gets it for as long as the kernel
-/// sees fit. When that has been seen, ranks sleep in so many rounds of waiting instead, and those
-/// that share their core with no other rank in all waits for so long: who sleeps gets the core back
-/// when he wakes, since he has had less of it than the other one.
-constexpr auto kSlowYield = std::chrono::milliseconds(1);
+/// Where ranks share cores, and something else wants one, too: rounds of waiting in which they
+/// sleep rather than yield.
 constexpr int kNaps = 1000;
-constexpr auto kTaken = std::chrono::seconds(1);
 
 /// Calls that do without mapped memory between two looks whether it is still there.
 constexpr std::uint32_t kIdleCalls = 64;
@@ -251,9 +244,10 @@ bool Communicator::run_copy(const Request& request, bool is_possible) {
 void Communicator::wait_for(const std::unique_ptr<Unsettled>& unsettled, bool looks_at_peers) {
   if (!unsettled) return;
   // No limit: it is the program's own work.
-  for (auto alive_at = Clock::now(); !unsettled->is_over();) {
+  auto alive_at = Clock::now();
+  for (Rest rest(alive_at, !group_.is_crowded); !unsettled->is_over();) {
     drive();
-    ::sched_yield();
+    rest.take();
     const auto now = Clock::now();
     if (!looks_at_peers || now - alive_at < kAliveInterval) continue;
     alive_at = now;
@@ -438,8 +432,6 @@ void Communicator::change_devices(Change&& change) {
 // -------------------------------------------------------------------------------------- waiting
 
 std::atomic<int> Communicator::naps_left = 0, Communicator::mixed_posts_left = 0;
-std::atomic<std::chrono::steady_clock::duration> Communicator::taken_until{};
-std::atomic<int> Communicator::taken_core = -1;
 
 /// Whether to sleep in this wait.
 bool Communicator::is_nap_due() {
@@ -448,26 +440,9 @@ bool Communicator::is_nap_due() {
   return true;
 }
 
-/// The kernel moves ranks that are not bound: on another core yielding may do.
-bool Communicator::is_on_taken_core() {
-  const int core = taken_core.load(std::memory_order_relaxed);
-  return core < 0 || core == ::sched_getcpu();
-}
-
-/// Yields the core, and sees how long it takes to get it back. True: long.
-bool Communicator::yield_and_look() const {
-  const int core = ::sched_getcpu();
-  const auto start = Clock::now();
-  ::sched_yield();
-  const auto end = Clock::now();
-  if (end - start <= kSlowYield) return false;
-  if (group_.is_crowded) {
-    naps_left.store(kNaps, std::memory_order_relaxed);
-  } else {
-    taken_core.store(core, std::memory_order_relaxed);
-    taken_until.store((end + kTaken).time_since_epoch(), std::memory_order_relaxed);
-  }
-  return true;
+/// Where ranks are crowded.
+void Communicator::yield() {
+  if (yields_for_long()) naps_left.store(kNaps, std::memory_order_relaxed);
 }
 
 void Communicator::check_time(int peer, double waited) const {

@@ -15,6 +15,7 @@
 #include "backend/backend.hpp"
 #include "base/bootstrap.hpp"
 #include "base/config.hpp"
+#include "base/rest.hpp"
 #include "comm/background.hpp"
 #include "comm/devices.hpp"
 #include "comm/plans.hpp"
@@ -66,11 +67,6 @@ class Communicator {
   /// Of this process: rounds of waiting in which ranks that are crowded sleep rather than yield.
   /// Tests set it.
   static std::atomic<int> naps_left;
-  /// Of this process: something else computes on this core (negative: on all), and is taken to do
-  /// so until then, by the steady clock. Ranks that are not crowded do not yield it meanwhile, and
-  /// sleep if they have to wait for long. Tests set it.
-  static std::atomic<int> taken_core;
-  static std::atomic<std::chrono::steady_clock::duration> taken_until;
   /// The program has made a request of the MPI's own. Who sleeps does not go on with that, and
   /// those who wait for it do not wake him.
   static void note_request_of_mpi() {
@@ -222,11 +218,7 @@ class Communicator {
       mixed_posts_left.fetch_sub(1, std::memory_order_relaxed);
   }
   static bool is_nap_due();
-  bool yield_and_look() const;
-  static std::chrono::steady_clock::time_point core_taken_until() {
-    return std::chrono::steady_clock::time_point(taken_until.load(std::memory_order_relaxed));
-  }
-  static bool is_on_taken_core();
+  static void yield();
   void check_time(int peer, double waited) const;
   void check_all_alive(std::chrono::steady_clock::time_point now);
   void wait_for_answer();

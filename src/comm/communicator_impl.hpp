@@ -3,18 +3,16 @@
 // shared heaps are looked up.
 #pragma once
 
-#include <sched.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/log.hpp"
 #include "base/patience.hpp"
+#include "base/rest.hpp"
 #include "comm/communicator.hpp"
 #include "comm/suspects.hpp"
 
@@ -91,10 +89,6 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   /// need a message that only it can take from the MPI.
   constexpr auto kFirstNap = std::chrono::microseconds(50);
   constexpr auto kLongestNap = std::chrono::microseconds(2000);
-  /// Rounds, of about a microsecond, before a rank sleeps whose core is taken. Half as many cost
-  /// long vectors up to four times the time, more cost ranks that are not bound:
-  /// docs/results-many-ranks.md.
-  constexpr int kSpins = 128;
   auto alive_at = Clock::now();
   Patience patience(alive_at);
   constexpr int kNobody = -2;                       // yet
@@ -103,25 +97,22 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
   const int polls = group_.is_crowded ? 1 : kPollsPerYield;
   std::chrono::microseconds nap = kFirstNap;
   bool is_woken = true;
-  bool is_core_taken = !group_.is_crowded && alive_at < core_taken_until();
-  int spins = 0;
+  Rest rest(alive_at, !group_.is_crowded);
   for (std::uint32_t round = 1;; ++round) {
     const bool is_napping = may_peers_sleep && may_nap && is_nap_due();
     bool has_slept = false;
     if (may_peers_sleep && !is_napping) {
       channel_->wake_waiting();
-      yield_and_look();
+      yield();
       // Open MPI yields as well, where it finds nothing to do: once more, though the peer is there.
       if (step(polls) == Background::kDone) return;
       drive();
     } else {
       if (!is_napping || !is_woken) drive();
-      if (is_core_taken && is_on_taken_core()) {
-        has_slept = ++spins > kSpins;
-        if (has_slept) std::this_thread::sleep_for(kFirstNap);
-      } else if (!is_napping) {
-        if (yield_and_look()) is_core_taken = !group_.is_crowded;
-      }
+      if (group_.is_crowded && !is_napping)
+        yield();
+      else if (!is_napping)
+        has_slept = rest.take();
     }
     const int peer = step(polls);
     if (peer == Background::kDone) return;
@@ -131,9 +122,8 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
       const bool is_first = stood.first == kNobody;
       if (std::exchange(stood, stands) != stands && !is_first) {
         patience.restart(now);
-        if (!is_devices) spins = 0;  // peers are at it; of a device nobody knows
+        if (!is_devices) rest.restart();  // peers are at it; of a device nobody knows
       }
-      is_core_taken = is_core_taken && now < core_taken_until();
       try {
         diagnose(peer);
         if (now - alive_at > kAliveInterval) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Reductions that go on in the background: nonblocking ones, and persistent ones with what is found
 // out for them beforehand.
+#include <sched.h>
 #include <time.h>
 
 #include <algorithm>
@@ -60,10 +61,11 @@ bool is_time_to_settle(std::uint64_t posts) {
 /// them. Whether devices serve posts must not depend on how far that is.
 void Communicator::wait_for_answer() {
   auto alive_at = Clock::now();
+  Rest rest(alive_at, !group_.is_crowded);
   while (background_->is_asking()) {
     Background::progress_all();
     bootstrap_->progress();
-    ::sched_yield();
+    rest.take();
     check_usable();
     const auto now = Clock::now();
     if (now - alive_at < kAliveInterval) continue;

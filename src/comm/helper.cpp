@@ -22,7 +22,7 @@ constexpr int kIdleTicks = 20;  // before they become longer
 
 }  // namespace
 
-constinit thread_local OfHelper of_helper;
+[[gnu::tls_model("initial-exec")]] constinit thread_local OfHelper of_helper;
 
 Helper& Helper::get() {
   static Helper& helper = *new Helper;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Persistent reductions that are left to an MPI which has none (MPI 3): each start makes the MPI's
-// nonblocking call. handles.cpp keeps them behind the handles of the program, and
+// nonblocking call. handles.hpp has them behind the handles of the program, and
 // tributary/mpi_persistent.h declares the functions that such an MPI's header lacks.
 #pragma once
 

@@ -2,7 +2,8 @@
 // MPI_Requests that are ours: of nonblocking and persistent reductions. To the MPI such a handle is
 // a persistent receive from MPI_PROC_NULL that nobody ever starts: valid, different from all
 // others, and inactive, should it ever come to the MPI. Lists that mix ours and others are given to
-// the MPI with null requests in place of ours, once ours are seen to.
+// the MPI with null requests in place of ours, once ours are seen to. handles.hpp says what stands
+// behind them; they begin in requests.cpp, and end in completion.cpp.
 #pragma once
 
 #include <atomic>

@@ -193,8 +193,8 @@ TEST_P(Sizes, RightWhileRanksSleep) {
 TEST_P(Sizes, RightWhileCoresAreTaken) {
   const int size = GetParam();
   const test::ManyCores many_cores;
-  Communicator::taken_core = -1;
-  Communicator::taken_until = std::chrono::steady_clock::duration::max();
+  Rest::taken_core = -1;
+  Rest::taken_until = std::chrono::steady_clock::duration::max();
   const auto errors = run_ranks(size, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
     Communicator communicator(std::move(bootstrap), Config{});
     ASSERT_FALSE(communicator.is_crowded());
@@ -210,7 +210,7 @@ TEST_P(Sizes, RightWhileCoresAreTaken) {
       expect(posted.part->check());
     }
   });
-  Communicator::taken_until = std::chrono::steady_clock::duration::zero();
+  Rest::taken_until = std::chrono::steady_clock::duration::zero();
   expect_no_errors(errors, "taken");
 }
 
@@ -234,8 +234,8 @@ class Ran {
 /// Ranks do sleep then, and time limits hold.
 TEST(Background, LimitsHoldWhileCoresAreTaken) {
   const test::ManyCores many_cores;
-  Communicator::taken_core = -1;
-  Communicator::taken_until = std::chrono::steady_clock::duration::max();
+  Rest::taken_core = -1;
+  Rest::taken_until = std::chrono::steady_clock::duration::max();
   const auto begin = std::chrono::steady_clock::now();
   double ran = 0;
   const auto errors = run_ranks(2, [&](int rank, std::unique_ptr<Bootstrap> bootstrap) {
@@ -251,7 +251,7 @@ TEST(Background, LimitsHoldWhileCoresAreTaken) {
       std::this_thread::sleep_for(std::chrono::milliseconds(800));
     }
   });
-  Communicator::taken_until = std::chrono::steady_clock::duration::zero();
+  Rest::taken_until = std::chrono::steady_clock::duration::zero();
   EXPECT_NE(errors.at(0).find("did not arrive within"), std::string::npos) << errors.at(0);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
   EXPECT_LT(ran, 0.2);

@@ -230,7 +230,7 @@ class Channel final : public HostChannel {
   std::size_t board_at_ = 0;            // from the start of a rank's region
   std::uint64_t notes_ = 0;             // that this rank has pinned up
   ScratchStores stores_{size_};
-  const bool takes_back_ = runs_on_intel();                // see program.cpp: AMD Zen 4 loses by it
+  const bool takes_back_ = runs_on_intel();  // kFewReaders; AMD Zen 4 loses: results-2-ranks.md
   const std::vector<int>* window_readers_[kWindows] = {};  // who reads what we wrote there last
   std::set<std::vector<int>> reader_lists_;  // of all programs: they may be gone by then
 };

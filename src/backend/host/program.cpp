@@ -8,11 +8,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <utility>
 
 #include "backend/host/attach.hpp"
 #include "base/locks.hpp"
-#include "base/pages.hpp"
 
 namespace trib::host {
 namespace {
@@ -29,6 +27,7 @@ constexpr std::size_t kPieceToCopy = 1 << 10, kPieceToFold = 2 << 10, kMostRetur
 
 /// Waits for cells that came to nothing, between two looks whether the peer is in another call.
 constexpr int kMissesPerLook = 4;
+
 /// Writes `bytes` to cells. Release: pairs with the acquire in are_filled(); what a cell holds
 /// comes with its tag, and so does all that this rank has written before.
 inline void fill(Cell* cells, const void* from, std::size_t bytes, std::uint64_t tag) {

@@ -2,7 +2,8 @@
 // A lowered schedule as the host runs it: an array of small instructions, and one of operands that
 // they refer to. Program::advance in program.cpp is the loop that everything comes down to; for
 // calls of a single run, advance_bound, which goes through arrays made for that very size, with
-// their places in shared memory looked up. `trib schedule --program` prints both.
+// their places in shared memory looked up. program_set_up.cpp makes both, and `trib schedule
+// --program` prints them.
 #pragma once
 
 #include <algorithm>

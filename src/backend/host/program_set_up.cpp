@@ -40,18 +40,20 @@ constexpr CellLimits kOfOneReader{2, 42}, kOfReaders{5, 42};
 /// KiB 1.1.
 constexpr CellLimits kOfManyHops{kMostCellsOfChunk, 100};
 constexpr int kManyHops = 3;
+static_assert(std::max(kOfOneReader.of_chunk, kOfReaders.of_chunk) <= kMostCellsOfChunk);
 
-/// Payload, of two ranks, that a rank asks for each time it has found that the flag is not there
-/// yet.
+/// Payload, of two ranks and one chunk, that a rank asks for each time it has found that the flag
+/// is not there yet.
 ///
-/// Then both come at the same time: the peer writes the flag last, so where this rank's copy of the
-/// flag's line is gone the payload is written as well. Otherwise it depends on what the processor
-/// predicts of the loop that waits, and so on where the code happens to lie, whether it asks for
-/// both at once or for one after the other. `trib bench -n 2 --mpi intel`, us, without and with, a
-/// Xeon of 16 cores, 2026-11-29: Reduce of 64, 128, 256 and 512 B 0.51, 0.50, 0.53, 0.57 and 0.45,
-/// 0.43, 0.43, 0.45; allreduce of 64 and 128 B 0.51, 0.50 and 0.46, 0.48. Of more the writer loses
-/// lines that it has not filled yet (AMD Zen 4, allreduce of 1 KiB: 0.51 and 1.06), and so it does
-/// where several read (4 to 16 ranks: up to 1.8 times as long).
+/// As long as nothing has come that costs nothing: the lines are in its cache, old. When the peer
+/// has written them they are not, and they come while the flag's line does. Otherwise it depends on
+/// what the processor predicts of the loop that waits, and so on where the code happens to lie,
+/// whether both are fetched at once or one after the other. `trib bench -n 2 --mpi intel`, us,
+/// without and with, a Xeon of 16 cores, 2026-11-29: Reduce of 64, 128, 256 and 512 B 0.51, 0.50,
+/// 0.53, 0.57 and 0.45, 0.43, 0.43, 0.45; allreduce 0.51, 0.50, 0.53, 0.59 and 0.46, 0.48, 0.51,
+/// 0.59. Of more the writer loses lines that it has not filled yet (AMD Zen 4, allreduce of 1 KiB:
+/// 0.51, and 0.57 to 1.06), and so it does where several read (4 to 16 ranks: up to 1.8 times as
+/// long). A peer that is late loses those that it has taken back: not measured where it does.
 constexpr std::size_t kMostAskedForEarly = 512;
 
 /// A number that an instruction has room for.
@@ -285,8 +287,9 @@ void Program::bind_wait(Bound& bound, const BoundStep& step, const Slot& slot) c
     return;
   }
   BoundStep whole = step;
+  whole.lines = 0;
   const std::size_t bytes = slot.span == 1 ? slice_count(slot.chunk, 1) * element_ : 0;
-  if (channel_.size_ == 2 && !is_inline(slot.span) && bytes <= kMostAskedForEarly) {
+  if (channel_.size_ == 2 && bytes > 0 && !is_inline(slot.span) && bytes <= kMostAskedForEarly) {
     const Operand payload{Buffer::scratch,
                           false,
                           false,
