@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A legal program: one rank posts a receive, reduces, and waits for the receive; its peer sends a
 // large message first. The message moves only if the wait inside the reduction keeps the MPI going,
-// whatever that wait is, and whatever else has come that nobody has asked for yet.
+// whatever that wait is, and whatever else has come that nobody has asked for yet. The other way
+// round a rank that sits in a call of the MPI's does its part in a reduction.
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
@@ -75,6 +78,30 @@ void once(int sender, int receiver, std::size_t bytes, MPI_Comm comm, int way, b
   MPI_Wait(&own, MPI_STATUS_IGNORE);
 }
 
+/// The last rank needs rank 0 in a reduction of many passes, which sits in a call of the MPI's
+/// until the last one is through: another thread of rank 0 has to see to it. Before that all have
+/// seen to theirs for so many times 8 ms.
+void left_alone(int rounds) {
+  const int rank = world_rank(), size = world_size();
+  long one = 1, sum = 0;
+  for (int round = 0; round < rounds; ++round) {
+    if (round % size == rank) std::this_thread::sleep_for(std::chrono::milliseconds(8));
+    MPI_Request reduction;
+    MPI_Iallreduce(&one, &sum, 1, MPI_LONG, MPI_SUM, MPI_COMM_WORLD, &reduction);
+    MPI_Wait(&reduction, MPI_STATUS_IGNORE);
+    CHECK(sum == size, "%ld", sum);
+  }
+  std::vector<long> in(1000000, rank), out(in.size());
+  char token = 'x';
+  MPI_Request reduction;
+  MPI_Iallreduce(in.data(), out.data(), static_cast<int>(in.size()), MPI_LONG, MPI_SUM,
+                 MPI_COMM_WORLD, &reduction);
+  if (rank == 0) MPI_Recv(&token, 1, MPI_CHAR, size - 1, 10, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  MPI_Wait(&reduction, MPI_STATUS_IGNORE);
+  if (rank == size - 1) MPI_Send(&token, 1, MPI_CHAR, 0, 10, MPI_COMM_WORLD);
+  CHECK(out.back() == static_cast<long>(size) * (size - 1) / 2, "%ld", out.back());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -89,5 +116,6 @@ int main(int argc, char** argv) {
         once(size - 1, 0, bytes, dup, way, early);
       }
   MPI_Comm_free(&dup);
+  for (const int rounds : {0, 60}) left_alone(rounds);
   MPI_Finalize();
 }
