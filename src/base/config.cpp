@@ -241,7 +241,7 @@ const std::vector<Setting>& settings() {
       file("TRIB_TUNING_FILE", &Config::tuning_file, true,
            "where the findings of tuning are kept: auto: tributary/tuning.json in XDG_CACHE_HOME or ~/.cache; none: nowhere"),
       choice("TRIB_PROGRESS", &Config::progress, {"auto", "thread", "calls"}, false,
-             "who drives nonblocking and started persistent reductions: auto: calls into MPI, and a thread where a rank makes none for a millisecond (20 if that has been of no use for long), or at once for GPU buffers whose callers do something else first; thread: a thread all the time, so that long ones overlap with what their callers compute, given a free core; calls: calls alone, so that ranks in calls that are not intercepted may wait for each other for ever"),
+             "who drives nonblocking and started persistent reductions: auto: calls into MPI, and a thread where a rank makes none for a millisecond (20 to 40 if that has been of no use for long, and no device takes part), or at once for GPU buffers whose callers do something else first; thread: a thread all the time, so that long ones overlap with what their callers compute, given a free core; calls: calls alone, so that ranks in calls that are not intercepted may wait for each other for ever"),
       choice("TRIB_GPU_AWARE_MPI", &Config::gpu_aware_mpi, {"auto", "0", "1"}, false,
              "whether the MPI may have buffers on a GPU, in any call that is left to it: 1: it gets them as they are; 0: it gets copies in host memory; auto: as the MPI says of itself"),
       choice("TRIB_SHARED_HEAP", &Config::shared_heap, {"auto", "0", "1"}, false,

@@ -11,7 +11,8 @@ namespace trib {
 /// Yields the core. True: it took more than a millisecond to get it back.
 bool yields_for_long();
 
-/// Of one wait.
+/// Of one wait for peers, or for what the program has under way on a device. (Waits for the MPI's
+/// requests yield: nothing was gained there.)
 class Rest {
  public:
   using Clock = std::chrono::steady_clock;
@@ -29,7 +30,10 @@ class Rest {
     return false;
   }
   /// What it waits for has got on: it spins for some time again.
-  void restart() { rounds_ = 0; }
+  void restart(Clock::time_point now) {
+    rounds_ = 0;
+    is_taken_ = is_taken_ && now < taken();
+  }
 
   /// Of this process: something else computes on this core (negative: on all), and is taken to do
   /// so until then, by the steady clock. Tests set them.

@@ -156,7 +156,10 @@ void Background::begin(Task& task) {
   task.is_under_way_.store(true, std::memory_order_relaxed);
   under_way_.store(under_way_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   task.waited_.reset();
-  if (task.meets_) task.left_at_ = std::chrono::steady_clock::now();
+  if (task.meets_) {
+    task.left_at_ = std::chrono::steady_clock::now();
+    Helper::note_devices();
+  }
 }
 
 void Background::enqueue(Task& task, Lane& lane, int polls) {

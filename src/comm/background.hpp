@@ -5,7 +5,7 @@
 // Nonblocking ones are dealt out to a few lanes in the order in which they are posted, which is the
 // same on all ranks; within a lane one runs after the other. A persistent one has a lane of its
 // own, so that starts may come in any order. Every rank that waits for anything drives all lanes of
-// its process, and where a rank does not look for a millisecond, a thread does (helper.hpp). Lanes
+// its process, and where a rank does not look for some time, a thread does (helper.hpp). Lanes
 // are made in background_set_up.cpp, what devices may serve is settled in background_meetings.cpp.
 #pragma once
 

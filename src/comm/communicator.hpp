@@ -15,7 +15,6 @@
 #include "backend/backend.hpp"
 #include "base/bootstrap.hpp"
 #include "base/config.hpp"
-#include "base/rest.hpp"
 #include "comm/background.hpp"
 #include "comm/devices.hpp"
 #include "comm/plans.hpp"

@@ -122,7 +122,7 @@ void Communicator::wait_until(Step&& step, Diagnose&& diagnose, CheckAlive&& che
       const bool is_first = stood.first == kNobody;
       if (std::exchange(stood, stands) != stands && !is_first) {
         patience.restart(now);
-        if (!is_devices) rest.restart();  // peers are at it; of a device nobody knows
+        if (!is_devices) rest.restart(now);  // peers are at it; of a device nobody knows
       }
       try {
         diagnose(peer);

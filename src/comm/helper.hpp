@@ -30,6 +30,9 @@ class Helper {
   /// There is a task. Without this call it finds out by itself, later.
   void wake();
 
+  /// From now on there may be tasks for devices. It launches them, and has nothing to get on then.
+  static void note_devices() { has_devices.store(true, std::memory_order_relaxed); }
+
   /// A caller looks at all tasks: it knows by that when none does.
   static void note_look() {
     if (!of_helper.is_this)
@@ -42,6 +45,7 @@ class Helper {
   void sleep(std::chrono::milliseconds tick, bool has_task);
 
   inline static std::atomic<std::uint64_t> looks{0};
+  inline static std::atomic<bool> has_devices{false};
   std::atomic<bool> is_eager_{false};
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -91,7 +91,7 @@ def test_programs_of_a_length(trib: Trib) -> None:
         length: ", asks for" in trib(*words, "--bytes", length)[1] for length in (4, 52, 512, 516)
     }
     assert asked == {4: False, 52: True, 512: True, 516: False}
-    assert "wait    flag 0 of 1, asks for payload of 4 lines\n" in trib(*words, "--bytes", 200)[1]
+    assert "wait    flag 0 of 1, asks for payload, lines: 4\n" in trib(*words, "--bytes", 200)[1]
     text = trib(*words, "--bytes", "16K")[1]
     assert "out byte 0 <- in byte 0, large scratch of 1 byte 0; 16384 bytes\n" in text
     assert "\ncalls of 16777216 bytes: the list above in " in trib(*words, "--bytes", "16M")[1]

@@ -24,6 +24,7 @@
 #include <utility>
 
 #include "backend/segment.hpp"
+#include "base/rest.hpp"
 #include "support/calls.hpp"
 #include "support/disturb.hpp"
 #include "support/many_cores.hpp"

@@ -108,7 +108,7 @@ std::string Program::text(const trib::Binding& binding) const {
       text += step.cell_count > 0 ? cells(step.first, step.cell_count * kCellBytes, step.peer)
                                   : flag(step.line - line(step.peer, 0), step.peer);
       if (step.cell_count == 0 && step.lines > 0)
-        text += ", asks for payload of " + std::to_string(step.lines) + " lines";
+        text += ", asks for payload, lines: " + std::to_string(step.lines);
     } else {
       const std::size_t bytes = step.verb == Verb::copy ? step.count : step.count * bound.element;
       for (int k = 0; k < step.to_count + step.from_count; ++k) {
