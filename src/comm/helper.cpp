@@ -23,8 +23,8 @@ constexpr int kIdleTicks = 20;  // without a task, before they become longer, ..
 /// where devices serve any. Each tick takes the core from whoever runs there, and a program that
 /// computes on it, too, may get it next.
 /// 2 ranks bound to two cores (AMD Zen 4), such a program on one: 300 us of computing and 3 ms more
-/// in turns, MPI_Iallreduce and messages, 5.1 ms a round with ticks of 1 ms, 4.3 with these (300
-/// rounds).
+/// in turns, MPI_Iallreduce and messages, 5.1 ms a round with ticks of 1 ms, 4.3 to 4.4 with these
+/// (300 rounds).
 constexpr int kNeedlessTicks = 200;
 
 }  // namespace
