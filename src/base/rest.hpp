@@ -11,8 +11,8 @@ namespace trib {
 /// Yields the core. True: it took more than a millisecond to get it back.
 bool yields_for_long();
 
-/// Of one wait for peers, or for what the program has under way on a device. (Waits for the MPI's
-/// requests yield: nothing was gained there.)
+/// Of one wait for peers, or, in a reduction, for what the program has under way on a device.
+/// (Waits of the MPI layer, for requests and copies, know of no group, and yield.)
 class Rest {
  public:
   using Clock = std::chrono::steady_clock;

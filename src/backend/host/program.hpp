@@ -153,6 +153,10 @@ class Program final : public trib::Program, public Operation {
   static Place shared(Place::Base base, const void* address) {
     return {base, reinterpret_cast<std::intptr_t>(address)};
   }
+  Place in_scratch(int rank, std::size_t unit) const {
+    const Channel::Peer& peer = channel_.peers_[static_cast<std::size_t>(rank)];
+    return shared(Place::scratch, (arguments_.is_large ? peer.large : peer.small) + unit * stride_);
+  }
   std::byte* address(const Place& place) const {
     return reinterpret_cast<std::byte*>(bases_[place.base] + place.offset);
   }
@@ -245,15 +249,11 @@ inline Program::Place Program::place(const Operand& operand, int index) const {
     return {Place::absolute,
             reinterpret_cast<std::intptr_t>(is_out ? theirs.out : theirs.in) + offset};
   }
-  const auto of = [index](std::size_t first, std::size_t stride) {
-    return (first + static_cast<std::size_t>(index)) * stride;
-  };
-  const Channel::Peer& peer = channel_.peers_[operand.rank];
+  const auto unit = static_cast<std::size_t>(index);
   if (is_inline(operand.slot_span))
-    return shared(Place::line,
-                  peer.lines[operand.slot].payload + of(operand.slot_first, inline_stride_));
-  return shared(Place::scratch,
-                (arguments_.is_large ? peer.large : peer.small) + of(operand.offset, stride_));
+    return shared(Place::line, line(operand.rank, operand.slot)->payload +
+                                   (operand.slot_first + unit) * inline_stride_);
+  return in_scratch(operand.rank, operand.offset + unit);
 }
 
 /// Whether chunks that lie side by side in memory do so in scratch.

@@ -290,18 +290,9 @@ void Program::bind_wait(Bound& bound, const BoundStep& step, const Slot& slot) c
   whole.lines = 0;
   const std::size_t bytes = slot.span == 1 ? slice_count(slot.chunk, 1) * element_ : 0;
   if (channel_.size_ == 2 && bytes > 0 && !is_inline(slot.span) && bytes <= kMostAskedForEarly) {
-    const Operand payload{Buffer::scratch,
-                          false,
-                          false,
-                          step.peer,
-                          narrow<std::uint16_t>(slot.chunk),
-                          0,
-                          1,
-                          0,
-                          narrow<std::uint32_t>(slot.offset)};
     whole.first = narrow<std::uint32_t>(static_cast<std::int64_t>(bound.places.size()));
     whole.lines = static_cast<std::uint16_t>((bytes + kCacheLine - 1) / kCacheLine);
-    bound.places.push_back(place(payload, 0));
+    bound.places.push_back(in_scratch(step.peer, static_cast<std::size_t>(slot.offset)));
   }
   bound.steps.push_back(whole);
 }
