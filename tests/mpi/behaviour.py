@@ -215,6 +215,18 @@ def time_limit(context: Context) -> None:
         expect(result.status == 0 and "stopped ranks checked" in result.output, result)
 
 
+UNSHARE = "unshare --map-root-user --pid --fork --mount-proc"
+# The shell is process 1, which does not kill itself.
+IN_CONTAINER = f"{UNSHARE} sh -c '\"$@\"; exit $?' sh "
+
+
+def may_make_namespaces() -> bool:
+    """Whether processes can get numbers of their own, as in a container for each."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*UNSHARE.split(), "true"], check=False).returncode == 0
+
+
 def kill_one(context: Context, ranks: int, case: str, prefix: str = "") -> list[int]:
     """Kill half of the ranks or one, which others must notice, and return after how many milliseconds they say."""
     left = (ranks + 1) // 2 if "many" in case else ranks - 1
@@ -266,11 +278,7 @@ def killed_in_containers(context: Context) -> None:
             "killed_in_containers: not tried: this MPI itself crashes where ranks have the same number"
         )
         return
-    unshare = "unshare --map-root-user --pid --fork"
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*unshare.split(), "true"], check=False).returncode
-    ):
+    if not may_make_namespaces():
         print("killed_in_containers: not tried: no process namespaces may be made here")
         return
     before = our_segments()
@@ -281,9 +289,7 @@ def killed_in_containers(context: Context) -> None:
         (3, "killed-behind"),
         (3, "killed-large"),
     ]
-    # The shell is process 1, which does not kill itself.
-    prefix = f"{unshare} sh -c '\"$@\"; exit $?' sh "
-    times = [time for ranks, case in cases for time in kill_one(context, ranks, case, prefix)]
+    times = [time for ranks, case in cases for time in kill_one(context, ranks, case, IN_CONTAINER)]
     print(f"deaths checked: noticed after {max(times, default=0)} ms at most")
     time.sleep(0.2)
     expect(our_segments() <= before, str(our_segments()))
@@ -293,8 +299,30 @@ class NotHereError(Exception):
     """A check that this machine cannot do, and why."""
 
 
-def kill_on_gpus(context: Context, cases: list[tuple[int, str]], **env: str) -> None:
-    """After kill -9 of a rank its peers get an error within a second, and the GPU is free."""
+def used_mib() -> list[int]:
+    """How much memory of each GPU is in use, in MiB; nothing where that cannot be asked."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return [*map(int, result.stdout.split())] if result.returncode == 0 else []
+
+
+def expect_freed(before: list[int]) -> None:
+    """Wait until GPUs have no more memory in use than `before`; a killed process takes a moment to be gone."""
+    for _ in range(100):
+        now = used_mib()
+        if all(is_used <= was for is_used, was in zip(now, before, strict=True)):
+            return
+        time.sleep(0.1)
+    expect(False, f"MiB in use on GPUs before: {before}, ten seconds after: {now}")
+
+
+def kill_on_gpus(
+    context: Context, cases: list[tuple[int, str]], prefix: str = "", **env: str
+) -> None:
+    """After kill -9 of a rank its peers get an error within a second, and the GPU is free, with all of its memory."""
+    before = used_mib()
     longest = 0
     for number, (ranks, arguments) in enumerate(cases):
         with tempfile.TemporaryDirectory() as folder:
@@ -302,7 +330,7 @@ def kill_on_gpus(context: Context, cases: list[tuple[int, str]], **env: str) -> 
             told.touch()
             # The launcher watches the shell, or else it would kill the other ranks as well.
             script = (
-                f"{context.program('gpu_killed')} {arguments}; s=$?; [ $s = 77 ] && exit 77; [ $s = 0 ] && echo fine >>{told}; "
+                f"{prefix}{context.program('gpu_killed')} {arguments}; s=$?; [ $s = 77 ] && exit 77; [ $s = 0 ] && echo fine >>{told}; "
                 f"for i in $(seq 100); do [ $(wc -l <{told}) -ge {ranks - 1} ] && exit 0; sleep 0.1; done"
             )
             result = context.run(ranks, ["sh", "-c", script], timeout=60, env=env)
@@ -313,6 +341,7 @@ def kill_on_gpus(context: Context, cases: list[tuple[int, str]], **env: str) -> 
         noticed = re.findall(r"rank \d+: noticed after (\d+) ms", result.output)
         expect(len(noticed) == ranks - 1, f"{ranks} ranks, {arguments}, {env}:\n{result.output}")
         longest = max(longest, *map(int, noticed))
+    expect_freed(before)
     settings = "".join(f" with {name}={value}" for name, value in env.items())
     print(f"deaths checked{settings}: noticed after {longest} ms at most")
 
@@ -358,6 +387,18 @@ def gpu_killed_requests(context: Context) -> None:
             )
         ],
     )
+
+
+def gpu_killed_in_containers(context: Context) -> None:
+    """In calls of ranks that have process numbers of their own."""
+    if context.mpi.kind == "openmpi":
+        raise NotHereError("skipped: this MPI itself crashes where ranks have the same number")
+    if not may_make_namespaces():
+        raise NotHereError("skipped: no process namespaces may be made here")
+    cases = [(2, "10"), (2, "300000 first"), (2, "3000000 inside"), (4, "300000"), (4, "10 inside")]
+    cases += [(2, "300000 persistent"), (4, "10 inside nonblocking")]
+    # MPICH would read memory of the processes that have other ranks' numbers here.
+    kill_on_gpus(context, cases, IN_CONTAINER, MPIR_CVAR_CH4_CMA_ENABLE="0")
 
 
 def gpu_killed_stream(context: Context) -> None:
@@ -667,6 +708,7 @@ CHECKS: dict[str, Callable[[Context], None]] = {
         killed_in_containers,
         gpu_killed,
         gpu_killed_requests,
+        gpu_killed_in_containers,
         gpu_killed_stream,
         tuning,
         alone,
