@@ -132,6 +132,7 @@ class Program final : public trib::Program, public Operation {
                     const std::byte* payload = nullptr, int lines = 0);
   std::size_t cells_of_unit() const;
   void bind_wait(Bound& bound, const BoundStep& step, const Slot& slot) const;
+  bool may_ask_early() const;
   bool are_filled(const BoundStep& step, int polls);
   void move_cells(const BoundStep& step);
   bool is_inline(int slot_span) const {

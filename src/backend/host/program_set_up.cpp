@@ -53,7 +53,13 @@ static_assert(std::max(kOfOneReader.of_chunk, kOfReaders.of_chunk) <= kMostCells
 /// 0.53, 0.57 and 0.45, 0.43, 0.43, 0.45; allreduce 0.51, 0.50, 0.53, 0.59 and 0.46, 0.48, 0.51,
 /// 0.59. Of more the writer loses lines that it has not filled yet (AMD Zen 4, allreduce of 1 KiB:
 /// 0.51, and 0.57 to 1.06), and so it does where several read (4 to 16 ranks: up to 1.8 times as
-/// long). A peer that is late loses those that it has taken back: not measured where it does.
+/// long).
+///
+/// A peer that is late loses those that it has taken back (kFewReaders), and so calls of ranks that
+/// both wait take longer if they come at different times. On such a Xeon, allreduces of 64, 128,
+/// 256 and 512 B after random times of up to 3 us took 0.38, 0.36, 0.40 and 0.44 us beyond the
+/// later rank's, and 0.39, 0.42, 0.48 and 0.60 with this. So where lines are taken back, only ranks
+/// ask that write no scratch themselves: roots of Reduces, whose peers mostly are ahead.
 constexpr std::size_t kMostAskedForEarly = 512;
 
 /// A number that an instruction has room for.
@@ -267,6 +273,20 @@ std::size_t Program::cells_of_unit() const {
              : 0;
 }
 
+/// Whether waits ask for payload: see kMostAskedForEarly.
+bool Program::may_ask_early() const {
+  const auto writes_scratch = [&](const Instruction& instruction) {
+    if (instruction.verb == Verb::wait || instruction.verb == Verb::signal) return false;
+    const auto to = operands_.begin() + instruction.first;
+    return std::any_of(to, to + instruction.to_count, [&](const Operand& operand) {
+      return operand.buffer == Buffer::scratch && operand.rank == rank_;
+    });
+  };
+  return channel_.size_ == 2 &&
+         (!channel_.takes_back_ ||
+          std::none_of(instructions_.begin(), instructions_.end(), writes_scratch));
+}
+
 /// A wait for a slot that is in cells is one for each unit's. Where all are empty, there is the
 /// line.
 void Program::bind_wait(Bound& bound, const BoundStep& step, const Slot& slot) const {
@@ -289,7 +309,7 @@ void Program::bind_wait(Bound& bound, const BoundStep& step, const Slot& slot) c
   BoundStep whole = step;
   whole.lines = 0;
   const std::size_t bytes = slot.span == 1 ? slice_count(slot.chunk, 1) * element_ : 0;
-  if (channel_.size_ == 2 && bytes > 0 && !is_inline(slot.span) && bytes <= kMostAskedForEarly) {
+  if (bytes > 0 && !is_inline(slot.span) && bytes <= kMostAskedForEarly && may_ask_early()) {
     whole.first = narrow<std::uint32_t>(static_cast<std::int64_t>(bound.places.size()));
     whole.lines = static_cast<std::uint16_t>((bytes + kCacheLine - 1) / kCacheLine);
     bound.places.push_back(in_scratch(step.peer, static_cast<std::size_t>(slot.offset)));
