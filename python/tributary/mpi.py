@@ -6,6 +6,7 @@ Read `plan` first: it puts together what the rest finds.
 
 import contextlib
 import functools
+import math
 import mmap
 import os
 import re
@@ -502,8 +503,36 @@ def job_variables() -> list[str]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Cores that this process may run on, no more than the time that control groups leave it fills."""
+    return max(1, int(min(len(os.sched_getaffinity(0)), _quota())))
+
+
+def _quota(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Cores' worth of time that the control groups of this process leave it, as those of containers with a limit do."""
+    least = math.inf
+    with contextlib.suppress(OSError):
+        for line in groups.read_text().splitlines():
+            number, controllers, group = line.split(":", 2)
+            if number != "0" and "cpu" not in controllers.split(","):
+                continue
+            # Both versions at once: the newer one beside, for other controllers.
+            for mount in (root, root / "unified") if number == "0" else (root / controllers,):
+                here = mount / group.lstrip("/")
+                for folder in (here, *here.parents):
+                    least = min(least, _quota_in(folder))
+                    if folder == mount:
+                        break
+    return least
+
+
+def _quota_in(folder: Path) -> float:
+    """What one control group says, of either version."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+            if quota not in ("max", "-1"):
+                return int(quota) / int(period)
+    return math.inf
 
 
 def plan(
@@ -566,7 +595,8 @@ def _mpiexec_command(installation: Installation, ranks: int | None) -> list[str]
     if installation.vendor == "openmpi":
         if os.geteuid() == 0:
             command.append("--allow-run-as-root")
-        if ranks is not None and ranks > usable_cores() and not in_allocation:
+        here = len(os.sched_getaffinity(0))  # it has slots for these, whatever time they have
+        if ranks is not None and ranks > here and not in_allocation:
             command += ["--oversubscribe", "--bind-to", "none"]
     return command
 

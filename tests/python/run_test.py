@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
+import math
 import os
 import shlex
 import shutil
 import stat
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,6 +124,36 @@ def test_the_launcher_beside_the_library_wins(
     plan = mpi.plan(program, 3)
     assert plan.command[:3] == [str(beside), "-n", "3"]
     assert ("--allow-run-as-root" in plan.command) == (os.geteuid() == 0)
+
+
+def test_cores_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def quota(groups: str, **files: str) -> float:
+        root = Path(tempfile.mkdtemp(dir=tmp_path))
+        (root / "of_process").write_text(groups)
+        for name, text in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        return mpi._quota(root / "of_process", root)
+
+    inner, outer, none = "a/b/cpu.max", "a/cpu.max", "max 100000\n"
+    assert quota("0::/a/b\n", **{inner: none, outer: none}) == math.inf
+    assert quota("0::/a/b\n", **{inner: "250000 100000\n", outer: none}) == 2.5
+    assert quota("0::/a/b\n", **{inner: none, outer: "50000 100000\n"}) == 0.5
+    assert quota("0::/a\n", **{outer: "what\n"}) == math.inf
+    # Seen from another namespace.
+    assert quota("0::/../b\n", **{"cpu.max": "300000 100000\n"}) == 3
+    # The older version, and both at once.
+    older, folder = "3:cpuset:/\n2:cpu,cpuacct:/a\n0::/\n", "cpu,cpuacct/a/cpu.cfs_"
+    period = {folder + "period_us": "100000\n"}
+    assert quota(older, **{folder + "quota_us": "400000\n"}, **period) == 4
+    assert quota(older, **{folder + "quota_us": "-1\n"}, **period) == math.inf
+    both = {folder + "quota_us": "400000\n", "unified/cpu.max": "200000 100000\n"}
+    assert quota(older, **both, **period) == 2
+    assert mpi._quota(tmp_path / "none", tmp_path) == math.inf
+    for time, cores in ((0.5, 1), (2.5, 2), (math.inf, 3)):
+        monkeypatch.setattr(mpi, "_quota", lambda time=time: time)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5})
+        assert mpi.usable_cores() == cores
 
 
 def test_more_ranks_than_cores(

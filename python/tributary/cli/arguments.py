@@ -195,7 +195,7 @@ def add_job_arguments(parser: argparse.ArgumentParser, mpis: str = _MPIS) -> Non
         dest="ranks",
         type=positive,
         default=_number("TRIB_N"),
-        help="number of ranks (TRIB_N; default: as many as cores)",
+        help="number of ranks (TRIB_N; default: as many as cores, or as a container's limit leaves)",
     )
     add_mpi_argument(parser, mpis)
     parser.add_argument(
