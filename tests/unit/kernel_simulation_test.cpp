@@ -456,13 +456,11 @@ class Calls {
   }
 
   /// A GPU's last call begins behind other work that takes long. Kernels that wait for nobody, and
-  /// copies behind them, know nothing of failures; nor do copies of a rank's own part, which
-  /// reductions do without.
+  /// copies behind them, know nothing of failures.
   void plan_lateness() {
     if (kind_ == Kind::stream || simulation_.gpus() == 1) return;
     const Call& call = calls_.back();
     if (is_scatter(call.shape.collective) && call.in_place) return;
-    if (static_cast<int>(call.shape.collective) >= kCollectives) return;
     late_ = static_cast<int>(below(at(simulation_.gpus())));
     late_call_ = calls_.size() - 1;
     gives_up_at_ = below(3000);

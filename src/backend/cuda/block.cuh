@@ -213,8 +213,9 @@ class Block
 
   __device__ void store(const Operand& operand, int first, const uint4 (&value)[kDeep]) {
     disturb();
-    // Phases of the simple protocol see to it themselves.
-    if (protocol == Protocol::packet && (has_given_up() != 0 || this->is_lost())) return;
+    // In the simple protocol a wait's phase sees to what the block has given up; what has no wait
+    // must not go to buffers that are the caller's again either.
+    if ((protocol == Protocol::packet && has_given_up() != 0) || this->is_lost()) return;
     std::byte* const base = address(operand);
     const int elements = elements_of(operand);
 #pragma unroll

@@ -181,6 +181,10 @@ void CopyProgram::collect() {
   }
   if (moves_done_ == moves_launched_) return;
   const std::uint64_t number = load(engine.doorbell_->done);
+  // By a kernel that began when the call had failed, and stored nothing. It said so before it said
+  // that it was done.
+  if (std::atomic_ref(engine.doorbell_->abort).load(std::memory_order_relaxed) != 0)
+    throw Error(Code::peer, "a peer gave up a reduction on the GPU while this rank took part");
   while (moves_done_ < moves_launched_ && first_launch_ + moves_done_ <= number) {
     const Flight flight = moving_[moves_done_++ % moving_.size()];
     settle_move(flight.pass, flight.index);
