@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import statistics
@@ -29,6 +30,11 @@ STARTS = ("clock", "barrier")
 MOST_OFFSET = 4096  # of buffers, in elements
 # For a launcher to end after its ranks.
 _PATIENCE_S = 20
+# What MPICH's launcher, and Intel's, write around the lines that name a rank that was killed and the signal.
+_BANNER = re.compile(
+    r"=*|=\s+CLEANING UP REMAINING PROCESSES|=\s+YOU CAN IGNORE THE BELOW CLEANUP MESSAGES"
+    r"|This typically refers to a problem with your application\.|Please see the FAQ page .*"
+)
 # What Tributary can be compared with. intel: Intel MPI on GPU buffers; blocking: its own blocking call; registered: its own call on a stream, with a
 # registered buffer for results; requests: the same started as persistent operations. Besides there is "floor", which is no library.
 COMPARED = ("mpi", "intel", "nccl", "blocking", "registered", "requests")
@@ -374,7 +380,8 @@ def lines(job: Job, measurement: Measurement) -> Iterator[dict[str, Any]]:
             try:
                 line = json.loads(text)
             except json.JSONDecodeError:
-                measurement.notes.append(text.rstrip())
+                if not _BANNER.fullmatch(text.strip()):
+                    measurement.notes.append(re.sub(r"^=\s+", "", text.rstrip()))
                 continue
             if line["type"] == "begin":
                 measurement.begin = line

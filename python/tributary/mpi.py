@@ -246,14 +246,20 @@ def _python_program(program: Path) -> Linked:
 
 def find_program(command: str) -> Path:
     """The file that would run."""
+    if not command:
+        raise UserError("CMD is empty; accepted: the name of a program on PATH, or a path")
     path = which(command)
-    if path is not None:
-        return path
+    if path is None:
+        raise UserError(f"CMD: {command}: {_why_no_program(command)}")
+    return path
+
+
+def _why_no_program(command: str) -> str:
     if Path(command).is_dir():
-        raise UserError(f"CMD: {command}: this is a folder, not a program")
+        return "this is a folder, not a program"
     if "/" in command and Path(command).exists():
-        raise UserError(f"CMD: {command}: it is there, but may not be executed (chmod +x)")
-    raise UserError(f"CMD: {command}: no such program")
+        return "it is there, but may not be executed (chmod +x)"
+    return "no such program"
 
 
 def linked_with(program: Path) -> Linked:
@@ -331,6 +337,12 @@ def _said(name: str) -> str:
     return f"TRIB_MPI={name}" if os.environ.get("TRIB_MPI") == name else f"--mpi {name}"
 
 
+def _said_launcher(name: str) -> str:
+    """How the user said which launcher it is."""
+    is_variable = os.environ.get("TRIB_LAUNCHER") == name
+    return f"TRIB_LAUNCHER={name}" if is_variable else f"--launcher: {name}"
+
+
 def check_name(name: str) -> str:
     """`name` if it is one of NAMES."""
     if name not in NAMES:
@@ -403,12 +415,12 @@ def _find_launcher(linked: Linked, vendor: str, chosen: str | None) -> Installat
         path = which_launcher(chosen)
         if path is None:
             raise UserError(
-                f"--launcher: {chosen}: no such program (accepted: mpiexec, srun, or a path)"
+                f"{_said_launcher(chosen)}: {_why_no_program(chosen)}; accepted: mpiexec, srun, or the path of an mpiexec"
             )
         known = launcher_version(path)
         if known is None:
             raise UserError(
-                f"--launcher: {path} does not say whose it is when asked with --version"
+                f"{_said_launcher(chosen)}: {path} does not say whose it is when asked with --version"
             )
         named = Installation(known[0], path.parent.parent, None, path, known[1], "--launcher")
         if not _launches(known[0], vendor):
@@ -556,7 +568,7 @@ def plan(
     if launcher == "srun":
         if which("srun") is None:
             raise UserError(
-                "--launcher: srun is not on PATH: it is Slurm's; accepted: mpiexec, srun, or the path of an mpiexec"
+                f"{_said_launcher(launcher)} is not on PATH: it is Slurm's; accepted: mpiexec, srun, or the path of an mpiexec"
             )
         made.command = ["srun", *([f"--ntasks={ranks}"] if ranks else [])]
         _check_pmi(made)

@@ -8,8 +8,19 @@ from pathlib import Path
 from typing import Any
 
 OURS, THEIRS, PARITY = "#0b6e8f", "#d1711f", "#6b7280"
-# The libraries compared: colour and marker.
-OTHER_STYLES = (("#b0508f", "<"), ("#4a7fb5", ">"), ("#9a8c3f", "*"))
+# Colour and marker of what is compared: of names that are not in STYLES, in this order.
+OTHER_STYLES = (
+    ("#b0508f", "<"),
+    ("#4a7fb5", ">"),
+    ("#9a8c3f", "*"),
+    ("#c0392b", "D"),
+    ("#6a4cc4", "p"),
+    ("#2e9e5b", "h"),
+    ("#e0a500", "v"),
+    ("#5c4033", "^"),
+    ("#e377c2", "d"),
+    ("#111827", "P"),
+)
 STYLES = {
     "mpi": (THEIRS, "s"),
     "intel": ("#8a6d3b", "v"),
@@ -60,8 +71,12 @@ def _save(figure: Any, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:  # what fails later than opening it does not name it
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        plt.close(figure)
 
 
 def _panels(columns: int, has_ratios: bool = True) -> tuple[Any, Any]:
@@ -75,7 +90,7 @@ def _panels(columns: int, has_ratios: bool = True) -> tuple[Any, Any]:
     made: tuple[Any, Any] = plt.subplots(
         1 + has_ratios,
         columns,
-        figsize=(max(5.2, 3.4 * columns + 0.8), 3.6 + 2 * has_ratios),
+        figsize=(max(5.2, 3.4 * columns + 0.8), 3.2 + 2 * has_ratios),
         sharex="col",
         sharey="row",
         squeeze=False,
@@ -100,7 +115,7 @@ def _label_sizes(axis: Any, sizes: Sequence[int]) -> None:
 def _dress(axes: Any, column: int, title: str, sizes: Sequence[int]) -> None:
     """Title and scales of a column, whose uppermost panel has times."""
     upper, lowest = axes[0][column], axes[-1][column]
-    upper.set_title(title, fontsize=10, fontweight="bold")
+    upper.set_title(textwrap.fill(title, 36), fontsize=10, fontweight="bold")
     upper.set_xscale("log", base=2)
     upper.set_yscale("log")
     upper.grid(True, which="major", color="#e5e7eb", lw=0.7)
@@ -108,13 +123,31 @@ def _dress(axes: Any, column: int, title: str, sizes: Sequence[int]) -> None:
     lowest.set_xlabel("bytes")
 
 
-def _write_titles(figure: Any, title: str, subtitle: str) -> None:
-    """The subtitle in as many lines as it takes; the panels begin below two."""
-    figure.suptitle(f"{title}\n", fontsize=12, fontweight="bold", x=0.01, ha="left")
-    per_line = int(figure.get_figwidth() * 15.5)
-    wrapped = textwrap.fill(subtitle, per_line)
-    top = 1 - 0.308 / figure.get_figheight()
-    figure.text(0.01, top, wrapped, fontsize=8.5, color=PARITY, ha="left", va="top")
+def _frame(figure: Any, axes: Any, title: str, subtitle: str) -> None:
+    """Titles above the panels and the legend below them, for which the figure grows: neither lies on a curve."""
+    width = figure.get_figwidth()
+    titles = textwrap.wrap(title, int(width * 9.5))
+    subtitles = textwrap.wrap(subtitle, int(width * 15.5))
+    top, middle, bottom = 0.07, 0.07 + 0.21 * len(titles), 0.05  # inches, from above
+    head = middle + 0.15 * len(subtitles) + bottom
+
+    curves: dict[str, Any] = {}  # of all panels: the first may lack some
+    for axis in axes[0]:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            curves.setdefault(label, handle)
+    # A letter takes some 0.07 inches, and a line beside its text as much as ten.
+    per_row = max(1, int(width / 0.07 / (max(map(len, curves), default=0) + 10)))
+    rows = -(-len(curves) // per_row)
+
+    height = figure.get_figheight() + head + 0.2 * rows
+    figure.set_figheight(height)
+    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - head / height))
+    style = {"ha": "left", "va": "top"}
+    wrapped = "\n".join(titles)
+    figure.text(0.01, 1 - top / height, wrapped, fontsize=12, fontweight="bold", **style)
+    wrapped = "\n".join(subtitles)
+    figure.text(0.01, 1 - middle / height, wrapped, fontsize=8.5, color=PARITY, **style)
+    figure.legend(curves.values(), curves, frameon=False, loc="outside lower center", ncols=per_row)
 
 
 def draw(
@@ -172,7 +205,6 @@ def draw(
             upper.plot(size, after, color=OURS, marker="x", ms=4, lw=0, alpha=0.6)
         _dress(axes, column, panel.title, [p.bytes for p in panel.points])
     axes[0][0].set_ylabel("time per call, µs")
-    axes[0][0].legend(frameon=False, loc="upper left")
     for panel, lower in zip(panels, axes[1] if known_ratios else (), strict=False):
         for size, before, after in (others or {}).get(panel.title, ()):
             lower.plot(size, before / after, color=OURS, marker="x", ms=4, lw=0, alpha=0.6)
@@ -200,7 +232,7 @@ def draw(
     if known_ratios:
         faster = "times faster than each" if len(libraries) > 1 else "times faster"
         axes[1][0].set_ylabel(faster)
-    _write_titles(figure, title, subtitle)
+    _frame(figure, axes, title, subtitle)
     _save(figure, path)
 
 
@@ -252,6 +284,5 @@ def draw_tuning(panels: Sequence[TuningPanel], path: Path, title: str, subtitle:
         _dress(axes, column, panel.title, sizes)
     axes[0][0].set_ylabel("time per call, µs")
     axes[1][0].set_ylabel("time / best candidate's")
-    axes[0][0].legend(frameon=False, loc="upper left")
-    _write_titles(figure, title, subtitle)
+    _frame(figure, axes, title, subtitle)
     _save(figure, path)

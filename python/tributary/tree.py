@@ -92,7 +92,7 @@ def preloads(abi: str, settings: Mapping[str, str]) -> str:
 
 
 def _ask(
-    *words: str, settings: dict[str, str] | None = None, text: bytes | None = None
+    *words: str, environment: Mapping[str, str] | None = None, text: bytes | None = None
 ) -> dict[str, Any]:
     path = need_program("trib-info")
     done = subprocess.run(
@@ -100,7 +100,7 @@ def _ask(
         capture_output=True,
         input=text,
         check=False,
-        env={**os.environ, **(settings or {})},
+        env=environment,
     )
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip().removeprefix("trib-info: ")
@@ -117,6 +117,14 @@ def info(with_gpus: bool = False) -> dict[str, Any]:
     return _ask(*(("gpus",) if with_gpus else ()))
 
 
+@functools.cache
+def known_settings() -> list[dict[str, Any]]:
+    """The library's settings, whatever is set in the environment, and be it wrong."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith("TRIB_")}
+    rows: list[dict[str, Any]] = _ask(environment=others)["settings"]
+    return rows
+
+
 def findings(text: bytes) -> dict[str, Any]:
     """What a tuning file says, if the library itself would take it."""
     return _ask("findings", text=text)
@@ -124,14 +132,15 @@ def findings(text: bytes) -> dict[str, Any]:
 
 def environment_settings() -> dict[str, str]:
     """The library's settings that are set in the environment."""
-    names = [setting["variable"] for setting in info()["settings"]]
+    names = [setting["variable"] for setting in known_settings()]
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def check_settings(settings: dict[str, str]) -> None:
     """Let the library itself say whether it accepts these variables, beside those of the environment."""
-    values = {row["variable"]: row["value"] for row in _ask(settings=settings)["settings"]}
-    associations = {row["name"]: row["association"] for row in info()["algorithms"]}
+    answer = _ask(environment={**os.environ, **settings})
+    values = {row["variable"]: row["value"] for row in answer["settings"]}
+    associations = {row["name"]: row["association"] for row in answer["algorithms"]}
     wanted = values["TRIB_ALGORITHM"]
     if wanted == "auto":
         return

@@ -4,6 +4,8 @@ import errno
 import io
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -149,6 +151,37 @@ def test_sizes_can_be_read(
         assert 2 <= len(ticks) <= 6 and set(ticks) <= set(sizes) and ticks[0] == sizes[0]
 
 
+@pytest.mark.parametrize("count", [1, 9])
+@pytest.mark.parametrize("columns", [1, 2])
+def test_curves_are_told_apart_and_nothing_lies_on_them(
+    columns: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tributary import plot
+
+    figures: list[Any] = []
+    monkeypatch.setattr(plot, "_save", lambda figure, _: figures.append(figure))
+    compared = {f"TRIB_SLICE={i}": plot.Compared(2.0 + i, 2.0 + i) for i in range(count)}
+    points = [plot.Point(4, 1.0, compared), plot.Point(8, 1.0, compared)]
+    titles = ("MPI_Reduce_scatter_block, 16 ranks, layout 8+8, buffers on GPUs", "MPI_Reduce")
+    panels = [plot.Panel(title, points) for title in titles[:columns]]
+    words = "Some processor, 2 cores; f32 sum; same job, interleaved, median of 5 repeats; " * 2
+    plot.draw(panels, tmp_path / "x.png", "Tributary and others " * 5, words, {})
+    tuned = [plot.TuningPanel(p.title, [plot.TuningPoint(4, 3.0, 2.0, 1.0)]) for p in panels]
+    plot.draw_tuning(tuned, tmp_path / "x.png", "What tuning found", words)
+    lines = [line for line in figures[0].axes[0].lines if line.get_label() != "floor"]
+    assert len({line.get_color() for line in lines}) == count + 1
+    assert len({line.get_marker() for line in lines}) == count + 1
+    for figure in figures:
+        figure.draw_without_rendering()
+        boxes = [text.get_window_extent() for text in figure.texts]
+        boxes += [legend.get_window_extent() for legend in figure.legends]
+        boxes += [axis.get_tightbbox() for axis in figure.axes]
+        for i, box in enumerate(boxes):
+            assert figure.bbox.padded(1).contains(*box.min), (i, box)
+            assert figure.bbox.padded(1).contains(*box.max), (i, box)
+            assert not any(box.overlaps(other) for other in boxes[:i]), (i, box)
+
+
 def test_without_a_comparison_there_are_no_ratios(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +220,7 @@ def test_arguments_are_checked(trib: Trib) -> None:
         ("allgather",): ("allgather", "--mode blocking, stream, graph"),
         ("allreduce", "--mpi-gpu-aware"): ("--mpi-gpu-aware", "--memory cuda"),
         ("allreduce", "--burst", "0"): ("--burst", "1 or more"),
-        ("allreduce", "--offset", "-1"): ("--offset", "0 to 4096"),
+        ("allreduce", "--offset", "-1"): ("--offset", "0 or more, up to 4096"),
         ("allreduce", "--offset", "1", "--compare", "floor"): ("--compare floor", "--offset"),
         ("all", "--in-place"): ("--in-place", "allreduce, reduce"),
         ("allreduce", "--burst", "3", "--fresh"): ("--burst", "--fresh"),
@@ -195,6 +228,13 @@ def test_arguments_are_checked(trib: Trib) -> None:
             "--burst",
             "--overlap",
         ),
+        ("allreduce", "--offset", "x"): ("--offset", "'x'", "0 or more, up to 4096"),
+        ("allreduce", "--root", "x"): ("--root", "'x'", "0 or more"),
+        ("allreduce", "--check=1"): ("--check/--no-check", "it alone"),
+        ("allreduce", "--algorithm="): ("--algorithm: an empty name", "auto"),
+        ("allreduce", "--compare="): ("--compare: an empty name", "mpi"),
+        ("allreduce", "--mpi", "mpich,openmpi", "--compare="): ("--compare: an empty name", "mpi"),
+        ("allreduce", "--launcher="): ("--launcher=: accepted", "srun"),
         ("allreduce", "--start", "now"): ("--start", *bench.STARTS),
         ("allreduce", "--memory", "cuda", "--fresh"): ("--fresh", "--memory host"),
         ("allreduce", "--mode", "persistent", "--overlap", "--fresh"): ("--fresh", "--overlap"),
@@ -637,6 +677,43 @@ def _text_of(measurement: bench.Measurement) -> str:
     return console.export_text()
 
 
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="/dev/full"):
+        output.write_text(Path("/dev/full"), "text")
+    from tributary import plot
+
+    panels = [plot.Panel("title", [plot.Point(4, 1.0, {"mpi": plot.Compared(2.0, 2.0)})])]
+    (tmp_path / "x.svg").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"x\.svg"):
+        plot.draw(panels, tmp_path / "x.svg", "title", "subtitle", {})
+
+
+def _main(*words: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
+    program = "import sys; from tributary.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, stderr=subprocess.PIPE, check=False, **more)
+
+
+def test_a_full_standard_output_is_named() -> None:
+    built_or_skip("trib-info")
+    with Path("/dev/full").open("w") as full:
+        for words in (("info",), ("info", "--json")):
+            done = _main(*words, stdout=full)
+            assert done.returncode == 2
+            assert done.stderr == b"trib info: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_current_folder_that_is_gone(option: str, tmp_path: Path) -> None:
+    built_or_skip("trib-bench-mpich")
+    here = tmp_path / "here"
+    here.mkdir()
+    words = ("bench", "allreduce", "-n", "2", "--sizes", "4", option, "x.png")
+    done = _main(*words, preexec_fn=lambda: (os.chdir(here), here.rmdir()))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"trib bench: {option}: x.png: the current folder".encode())
+
+
 @pytest.mark.parametrize(
     ("then", "expected"),
     [
@@ -682,6 +759,40 @@ def test_what_was_measured_is_kept(
     for text in (f"measurements: {data}\n", f"picture: {picture}\n", "3.83", "2 of 5 results"):
         assert text in out, out
     assert ("note: a rank was killed" in out) == (expected == 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (  # MPICH 5.0.2
+            "\n===\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 7 RUNNING AT vm\n"
+            "=   EXIT CODE: 9\n=   CLEANING UP REMAINING PROCESSES\n"
+            "=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES\n===\n"
+            "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
+            "This typically refers to a problem with your application.\n"
+            "Please see the FAQ page for debugging suggestions\n",
+            [
+                "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+                "PID 7 RUNNING AT vm",
+                "EXIT CODE: 9",
+                "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)",
+            ],
+        ),
+        (  # Intel MPI 2021.18
+            "\n===\n=   RANK 1 PID 7 RUNNING AT vm\n=   KILLED BY SIGNAL: 9 (Killed)\n===\n",
+            ["RANK 1 PID 7 RUNNING AT vm", "KILLED BY SIGNAL: 9 (Killed)"],
+        ),
+    ],
+)
+def test_of_a_banner_what_counts_is_kept(
+    said: str, kept: list[str], pretend: Callable[..., None], tmp_path: Path
+) -> None:
+    (tmp_path / "said").write_text(said)
+    pretend([], f"cat {tmp_path}/said; exit 9")
+    measurement = bench.Measurement(bench.Job("allreduce", 2, [4]))
+    with pytest.raises(UserError, match="status 9"):
+        list(bench.measure(measurement.job, measurement))
+    assert measurement.notes == kept
 
 
 def test_last_words_are_passed_on(pretend: Callable[..., None], trib: Trib) -> None:

@@ -22,7 +22,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRIB_TUNING_FILE", "none")  # the user's findings are not ours to change
-    for function in (elf.read, mpi.on_path, mpi.wheels, mpi.vendor_of_library, tree.info):
+    for function in (
+        elf.read,
+        mpi.on_path,
+        mpi.wheels,
+        mpi.vendor_of_library,
+        tree.info,
+        tree.known_settings,
+    ):
         function.cache_clear()
 
 

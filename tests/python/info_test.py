@@ -132,6 +132,10 @@ def test_pages_are_rewritten_between_marks(tmp_path: Path, trib: Trib) -> None:
         and text.endswith("<!-- end -->\n\nlast line\n")
     )
     assert trib("info", "--markdown", tmp_path)[1] == ""  # nothing left to write
+    page.write_text("<!-- trib info: settings -->\nno end\n")
+    status, _, error = trib("info", "--markdown", page)
+    assert status == 2 and f"--markdown: {page}: nothing to write" in error
+    assert trib("info", "--markdown=")[0] == 2
     page.write_text("<!-- trib info: nonsense -->\n<!-- end -->\n")
     status, _, error = trib("info", "--markdown", page)
     assert status == 2 and "nonsense" in error and "settings, algorithms, types" in error

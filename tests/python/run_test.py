@@ -207,6 +207,8 @@ def test_errors_name_argument_and_accepted_values(trib: Trib, libraries: Path) -
     assert "no such program" in trib("run", "--", "no-such-program-at-all")[2]
     assert "may not be executed" in trib("run", "--", f"{libraries}/lib/libtributary_abi.so")[2]
     assert "a folder" in trib("run", "--", libraries)[2]
+    assert "CMD is empty" in trib("run", "-n", "2", "")[2]
+    assert "--stats/--no-stats: accepted: it alone" in trib("run", "--stats=1", "true")[2]
     assert "launcher" in trib("run", "--mpi", "mpich", "--", "mpiexec", "-n", "2", "x")[2]
     assert "number of 1 or more" in trib("run", "-n", "0", "--", "true")[2]
     status, _, error = trib("run", "--mpi", "mpich", "--timeout", "soon", "--", "true")
@@ -229,6 +231,66 @@ def test_variables_are_checked_like_options(
     monkeypatch.setenv("TRIB_MPI", "lam")
     status, _, error = trib("preload")
     assert status == 2 and error.startswith("trib preload: TRIB_MPI=lam: accepted: mpich")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("TRIB_N", "x", ("-n", "2")),
+        ("TRIB_LAUNCHER", "", ("--launcher", "mpiexec")),
+        ("TRIB_TIMEOUT", "soon", ("--timeout", "5")),
+        ("TRIB_TIMOUT", "1", None),
+    ],
+)
+def test_wrong_variables_are_said_by_commands_that_need_them(
+    name: str,
+    value: str,
+    words: tuple[str, ...] | None,
+    trib: Trib,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built_or_skip("trib-info")
+    wheel_or_skip("mpich")
+    monkeypatch.setenv(name, value)
+    assert trib("--version")[0] == trib("--help")[0] == 0
+    for command in ("run", "bench", "tune", "preload", "info"):
+        status, out, error = trib(command, "--help")
+        assert (status, error) == (0, "") and out.startswith(f"usage: trib {command}")
+    assert "--timeout VALUE" in trib("run", "--help")[1]
+    assert trib("run", "--mpi", "mpich", "--dry-run", "true")[0] == 2
+    if words:
+        assert trib("run", *words, "--mpi", "mpich", "--dry-run", "true")[0] == 0
+
+
+def test_launchers_that_are_none(
+    make_program: Make, trib: Trib, libraries: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_or_skip("trib-info")
+    program = make_program("libmpi.so.12", "-Wl,-rpath,LIB", says="MPICH Version: 4.1")
+    for name, text in {
+        "no-such-program": "no such program",
+        f"{libraries}": "this is a folder",
+        f"{libraries}/lib/libtributary_abi.so": "may not be executed",
+        "": "accepted: mpiexec, srun, or the path of an mpiexec",
+    }.items():
+        status, _, error = trib("run", f"--launcher={name}", "--", program)
+        assert status == 2 and error.startswith("trib run: --launcher") and text in error
+        monkeypatch.setenv("TRIB_LAUNCHER", name)
+        status, _, error = trib("run", "--", program)
+        assert status == 2 and error.startswith(f"trib run: TRIB_LAUNCHER={name}: ")
+        assert text in error and "accepted: mpiexec, srun" in error
+        monkeypatch.delenv("TRIB_LAUNCHER")
+
+
+def test_preload_checks_settings(
+    trib: Trib, libraries: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_or_skip("trib-info")
+    for name, value in {"TRIB_SHARED_HEAP": "yes", "TRIB_TIMOUT": "1"}.items():
+        monkeypatch.setenv(name, value)
+        status, out, error = trib("preload", "--mpi", "mpich")
+        assert (status, out) == (2, "") and error.startswith(f"trib preload: {name}")
+        monkeypatch.delenv(name)
 
 
 def test_a_rank_does_not_start_a_job(

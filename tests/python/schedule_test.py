@@ -64,6 +64,10 @@ def test_programs(trib: Trib) -> None:
     status, out, _ = trib(*words, "--rank", 1)
     assert status == 0 and "rank 1: 12" in out and "rank 2: " not in out
     assert trib(*words, "--rank", 3)[0] == 2
+    for option in ("--rank", "--root"):
+        error = trib("schedule", "reduce", option, "x")[2]
+        assert f"argument {option}: 'x' is no number of 0 or more" in error
+    assert "--verify=: accepted: a file" in trib("schedule", "--verify=")[2]
 
 
 _TWO_RANKS = """\

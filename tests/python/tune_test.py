@@ -2,6 +2,7 @@
 """`trib tune`: what it refuses, what it puts into the file and how it shows it. A small run, and one measured again."""
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -60,7 +61,8 @@ def test_errors_name_argument_and_accepted_values(trib: Trib, file: Path) -> Non
         ("all", "--memory", "rom"): ("--memory", "host, cuda"),
         ("--show", "--mpi", "nompi"): ("--mpi", "mpich"),
         ("all", "--budget", "60001"): ("--budget", "60000"),
-        ("all", "--budget", "0"): ("--budget", "1 or more"),
+        ("all", "--budget", "0"): ("--budget", "1 or more, up to 60000"),
+        ("--show", "--sizes="): ("--sizes", "4, 64K"),
         ("all", "--sizes", "4:"): ("--sizes",),
         ("all", "-n", "2", "--sizes", "1G"): ("--sizes", "64 Mi"),
         ("all", "-n", "1"): ("-n", "2 or more"),
@@ -144,6 +146,56 @@ def test_a_file_that_cannot_be_written(trib: Trib, monkeypatch: pytest.MonkeyPat
         tree.info.cache_clear()
         status, _, error = trib("tune", "allreduce", "-n", "2", "--sizes", "4")
         assert status == 2 and name in error and text in error
+
+
+def test_a_folder_that_cannot_be_written_to(
+    trib: Trib, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library makes its lock and the next version of the file there."""
+    built_or_skip("trib-bench-mpich")
+    _write(file, tuning.machine(), [])
+    monkeypatch.setattr(bench, "lines", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(mpi, "usable_cores", lambda: 2)
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    status, _, error = trib("tune", "allreduce", "-n", "2", "--sizes", "4")
+    assert status == 2
+    assert error.startswith(
+        f"trib tune: TRIB_TUNING_FILE: {file} cannot be replaced, as {file.parent} cannot be written to: Permission denied"
+    )
+
+
+def test_the_default_file_is_called_so(trib: Trib, monkeypatch: pytest.MonkeyPatch) -> None:
+    built_or_skip("trib-bench-mpich")
+    monkeypatch.setattr(bench, "lines", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(mpi, "usable_cores", lambda: 2)
+    monkeypatch.delenv("TRIB_TUNING_FILE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/x")
+    status, _, error = trib("tune", "allreduce", "-n", "2", "--sizes", "4")
+    assert status == 2
+    assert error.startswith(
+        "trib tune: the default tuning file (TRIB_TUNING_FILE names another one): /proc/x/"
+    )
+
+
+def test_one_core_is_too_few(trib: Trib, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built_or_skip("trib-bench-mpich")
+    monkeypatch.setattr(mpi, "usable_cores", lambda: 1)
+    for words in ((), ("-n", "2")):
+        status, _, error = trib("tune", *words, "--sizes", "4")
+        assert status == 2 and "needs 2 cores" in error and "may run on 1\n" in error
+
+
+def test_showing_is_not_for_trib_n_alone(
+    trib: Trib, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(file, tuning.machine(), [_row()])
+    monkeypatch.setenv("TRIB_N", "3")
+    assert "MPI_Allreduce, 2 ranks" in trib("tune", "--show")[1]
+    assert trib("tune", "--show", "-n", "3")[0] == 2
 
 
 def test_what_is_not_kept_is_said(trib: Trib, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ To add one: write its file and name it in `_COMMANDS`.
 """
 
 import argparse
+import errno
 import importlib
 import os
 import signal
@@ -12,15 +13,25 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 from tributary import __version__, tree
 from tributary.errors import UserError
 
+# Errors of writing to what is open.
+_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
 _COMMANDS = ("run", "preload", "bench", "tune", "info", "schedule", "demo")
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """In words that say what is accepted, where argparse's do not."""
+        super().error(message.replace("ignored explicit argument", "accepted: it alone, without"))
+
+
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="trib",
         description="Fast reductions under any MPI, for programs as they are.",
         epilog="`trib COMMAND --help` has examples.",
@@ -37,7 +48,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         # The others' arguments are not needed, and may cost time to find out.
-        if chosen in (name, None):
+        if chosen == name:
             module.add_arguments(command)
         command.set_defaults(run=module.run, parser=command)
     return parser
@@ -103,29 +114,39 @@ def _run(arguments: list[str], chosen: str | None) -> int:
     return status
 
 
+def _drop_output() -> None:
+    """What is still to be written goes nowhere, so that the interpreter does not complain at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    for name in ("stdout", "stderr"):  # closed by whoever started this
-        if getattr(sys, name) is None:
+    name = f"trib {chosen}" if chosen in _COMMANDS else "trib"
+    for stream in ("stdout", "stderr"):  # closed by whoever started this
+        if getattr(sys, stream) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: its own
             os.set_inheritable(nowhere, True)
-            setattr(sys, name, os.fdopen(nowhere, "w"))
+            setattr(sys, stream, os.fdopen(nowhere, "w"))
     try:
         return _run(arguments, chosen)
     except UserError as error:
-        print(f"trib {chosen}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         return int(stop.args[0]) if stop.args else 130
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has left
-        # What is still to be written goes nowhere, so that the interpreter does not complain at its end.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        _drop_output()
         return 141  # as of a process that SIGPIPE ends
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        print(f"trib {chosen}: {text}", file=sys.stderr)
+        if error.filename is None and error.errno in _OF_WRITING:  # other files are named
+            text = f"standard output: {error.strerror}"
+            _drop_output()
+        elif error.filename is None and error.errno == errno.ENOENT:
+            text = f"the current folder: {error.strerror}"
+        print(f"{name}: {text}", file=sys.stderr)
         return 2

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from tributary import mpi, tree
@@ -84,12 +85,20 @@ def _whole(text: str) -> int | None:
     return value if 1 <= value <= _MOST else None
 
 
-def positive(text: str) -> int:
-    """For argparse: a number of at least 1."""
-    value = _whole(text)
-    if value is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more, up to {_MOST}")
-    return value
+def number_from(least: int, most: int = _MOST) -> Callable[[str], int]:
+    """For argparse: a number between these."""
+
+    def read(text: str) -> int:
+        if not (re.fullmatch("[0-9]{1,20}", text) and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no number of {least} or more, up to {most}"
+            )
+        return int(text)
+
+    return read
+
+
+positive = number_from(1)
 
 
 def positive_number(text: str) -> float:
@@ -142,7 +151,12 @@ def check_results(parsed: argparse.Namespace, source: str | None = None) -> None
     for option, name in given.items():
         if name is None:
             continue
-        path = Path(name).resolve()
+        try:
+            path = Path(name).resolve()
+        except OSError as error:  # of a folder that is gone
+            raise UserError(
+                f"{option}: {name}: the current folder: {error.strerror}; accepted: an absolute path"
+            ) from None
         if path in options and not path.is_char_device():
             raise UserError(f"{option}: {name}: this file is that of {options[path]} already")
         options[path] = option
@@ -175,11 +189,17 @@ def _number(variable: str) -> int | None:
     return value
 
 
-def _launcher() -> str | None:
-    name = os.environ.get("TRIB_LAUNCHER")
-    if name == "":
-        raise UserError("TRIB_LAUNCHER=: accepted: mpiexec, srun, or the path of an mpiexec")
-    return name
+def take_variables(parsed: argparse.Namespace) -> None:
+    """What TRIB_N and TRIB_LAUNCHER say, where the options are not given. When a command runs: wrong ones are no obstacle
+    to --help.
+    """
+    if parsed.ranks is None:
+        parsed.ranks = _number("TRIB_N")
+    origin = "--launcher"
+    if parsed.launcher is None:
+        parsed.launcher, origin = os.environ.get("TRIB_LAUNCHER"), "TRIB_LAUNCHER"
+    if parsed.launcher == "":
+        raise UserError(f"{origin}=: accepted: mpiexec, srun, or the path of an mpiexec")
 
 
 _MPIS = "mpich, intel, openmpi or abi"
@@ -194,14 +214,12 @@ def add_job_arguments(parser: argparse.ArgumentParser, mpis: str = _MPIS) -> Non
         metavar="N",
         dest="ranks",
         type=positive,
-        default=_number("TRIB_N"),
         help="number of ranks (TRIB_N; default: as many as cores, or as a container's limit leaves)",
     )
     add_mpi_argument(parser, mpis)
     parser.add_argument(
         "--launcher",
         metavar="NAME",
-        default=_launcher(),
         help="mpiexec, srun, or the path of an mpiexec (TRIB_LAUNCHER; default: the mpiexec of the program's MPI)",
     )
 

@@ -96,7 +96,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="element type (default: float; trib info lists them)",
     )
     add("--op", metavar="OP", default="sum", help="operator (default: sum)")
-    add("--root", metavar="RANK", type=int, default=0, help="root of reduce (default: 0)")
+    add(
+        "--root",
+        metavar="RANK",
+        type=arguments.number_from(0),
+        default=0,
+        help="root of reduce (default: 0)",
+    )
     add(
         "--memory",
         metavar="KIND",
@@ -174,9 +180,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--offset",
         metavar="N",
-        type=int,
+        type=arguments.number_from(0, bench.MOST_OFFSET),
         default=0,
-        help="let buffers begin N elements, up to 4096, behind a page or an allocation, as parts of larger arrays do (default: 0)",
+        help=f"let buffers begin N elements, up to {bench.MOST_OFFSET}, behind a page or an allocation, as parts of larger arrays do (default: 0)",
     )
     add(
         "--repeats",
@@ -198,14 +204,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _choice(option: str, value: str, accepted: tuple[str, ...]) -> str:
     if value not in accepted:
-        raise UserError(f"{option}: {value} is none of {', '.join(accepted)}")
+        raise UserError(f"{option}: {value or 'an empty name'} is none of {', '.join(accepted)}")
     return value
 
 
 def _compare(parsed: argparse.Namespace) -> str:
     """The value of --compare, or what fits the mode."""
     is_mpi = parsed.mode not in bench.ON_STREAM
-    value: str = parsed.compare or ("mpi" if is_mpi else "nccl")
+    default = "mpi" if is_mpi else "nccl"
+    value: str = default if parsed.compare is None else parsed.compare
     accepted: tuple[str, ...] = ("mpi", "intel", "nccl", "none")
     if parsed.memory == "host":
         accepted = ("mpi", "floor", "none")
@@ -291,14 +298,12 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
         raise UserError("--fresh: inputs are written again in host memory only: --memory host")
     if parsed.fresh and parsed.overlap:
         raise UserError("--fresh, --overlap: one or the other")
-    if not 0 <= parsed.offset <= bench.MOST_OFFSET:
-        raise UserError(f"--offset: {parsed.offset} is not among 0 to {bench.MOST_OFFSET}")
     _choice("--start", parsed.start, bench.STARTS)
     for option, is_given in (("--fresh", parsed.fresh), ("--overlap", parsed.overlap)):
         if is_given and (parsed.burst or 1) > 1:
             raise UserError(f"--burst, {option}: one or the other")
     settings: dict[str, str] = {}
-    if parsed.algorithm:
+    if parsed.algorithm is not None:
         names = tuple(row["name"] for row in info["algorithms"])
         settings["TRIB_ALGORITHM"] = _choice("--algorithm", parsed.algorithm, ("auto", *names))
     tree.check_settings(settings)
@@ -313,7 +318,7 @@ def job_of(parsed: argparse.Namespace) -> bench.Job:
     if is_intel:
         settings["I_MPI_OFFLOAD"] = os.environ.get("I_MPI_OFFLOAD", "1")
     ranks = parsed.ranks or _default_ranks(parsed.memory)
-    if not 0 <= parsed.root < ranks:
+    if parsed.root >= ranks:
         raise UserError(f"--root: {parsed.root} is not among the ranks 0 to {ranks - 1}")
     return bench.Job(
         collective=collective,
@@ -514,7 +519,7 @@ def say_if_crowded(measurement: bench.Measurement, console: Console) -> None:
     begin = measurement.begin
     if begin.get("is_oversubscribed"):
         console.print(
-            f"note: {begin['ranks_on_host']} ranks share {begin['cores']} cores: these times are mostly the scheduler's"
+            f"note: {begin['ranks_on_host']} ranks share {arguments.count_text(begin['cores'], 'core')}: these times are mostly the scheduler's"
         )
 
 
@@ -563,7 +568,7 @@ def report(measurement: bench.Measurement, console: Console) -> None:
 def draw(measurement: bench.Measurement, path: Path) -> None:
     """The picture."""
     job, where = measurement.job, bench.environment(measurement)
-    place = f"{where['processor']}, {where['cores']} cores"
+    place = f"{where['processor']}, {arguments.count_text(where['cores'], 'core')}"
     names = {
         "mpi": measurement.mpi_title,
         "intel": f"{measurement.mpi_title} on GPU buffers",
@@ -595,6 +600,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Measure, print, write; 1 if results were wrong."""
     from tributary.cli import best  # which measures as this module does
 
+    arguments.take_variables(parsed)
     if best.is_wanted(parsed.mpi):
         return best.run(parsed)
     job = job_of(parsed)

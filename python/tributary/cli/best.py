@@ -64,8 +64,10 @@ def jobs_of(parsed: argparse.Namespace) -> list[Job]:
     """What the arguments ask for, checked."""
     if parsed.memory != "host":
         raise UserError(f"--mpi {parsed.mpi}: several are for --memory host")
-    if "mpi" not in (parsed.compare or "mpi").split(","):
-        raise UserError(f"--compare {parsed.compare}: with several MPIs it has to name mpi")
+    if parsed.compare is not None and "mpi" not in parsed.compare.split(","):
+        raise UserError(
+            f"--compare: {parsed.compare or 'an empty name'}: with several MPIs it has to name mpi"
+        )
     jobs = []
     for name in _names(parsed.mpi):
         vendor, _, component = name.partition("+")
@@ -182,7 +184,7 @@ def _draw(parsed: argparse.Namespace, jobs: list[Job], sizes: list[Size]) -> Non
         _panels(sizes),
         parsed.plot,
         f"Tributary and {len(jobs)} MPIs, {arguments.count_text(job.ranks, 'rank')}",
-        f"{where['processor']}, {where['cores']} cores; {bench.data_text(jobs[0].measurement.begin)}; a job for each MPI, in which it and Tributary take turns, "
+        f"{where['processor']}, {arguments.count_text(where['cores'], 'core')}; {bench.data_text(jobs[0].measurement.begin)}; a job for each MPI, in which it and Tributary take turns, "
         f"median of {job.repeats} repeats; band: their span",
         {one.name: one.title for one in jobs},
     )

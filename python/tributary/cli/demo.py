@@ -164,12 +164,13 @@ def _keep(
     output.write_text(data, json.dumps(document, indent=1) + "\n")
     where = document["environment"]
     ranks = arguments.count_text(parsed.ranks, "rank")
+    cores = arguments.count_text(where["cores"], "core")
     repeats = measured.job.repeats
     plot.draw(
         bench.panels(measured.results),
         picture,
         f"Tributary under {measured.mpi_title}, {ranks}",
-        f"{where['processor']}, {where['cores']} cores; float sum; trib bench: same job, interleaved, median of {repeats} repeats "
+        f"{where['processor']}, {cores}; float sum; trib bench: same job, interleaved, median of {repeats} repeats "
         "(band: their span); crosses: IMB-MPI1",
         {"mpi": measured.mpi_title},
         {
@@ -189,7 +190,7 @@ def _keep(
     console.print()
     console.print(
         Text("Four reductions without and with Tributary", "bold"),
-        f": {ranks}, float sum, {where['processor']}, {where['cores']} cores\n"
+        f": {ranks}, float sum, {where['processor']}, {cores}\n"
         f"IMB-MPI1 (left) is not ours and not changed; median of {parsed.runs} runs of each kind, its t_max (mean over calls, slowest rank). "
         f"trib bench (right) interleaves both sides in one job; median over calls and {repeats} repeats. Ratio: the MPI's time / Tributary's.",
         sep="",

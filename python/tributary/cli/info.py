@@ -147,15 +147,22 @@ def rewrite(text: str, data: dict[str, Any], file: Path) -> str:
 def _write_pages(target: Path, data: dict[str, Any]) -> None:
     if not target.exists():
         raise UserError(f"--markdown: {target}: no such file or folder")
+    has_tables = False
     for file in sorted(target.rglob("*.md")) if target.is_dir() else [target]:
         try:
             old = file.read_text()
         except UnicodeDecodeError:
             raise UserError(f"--markdown: {file} is not text in UTF-8") from None
+        has_tables = has_tables or bool(_REGION.search(old))
         new = rewrite(old, data, file)
         if new != old:
-            file.write_text(new)
+            output.write_text(file, new)
             print(f"written: {file}")
+    if not has_tables:
+        raise UserError(
+            f"--markdown: {target}: nothing to write: no lines <!-- trib info: NAME --> and <!-- end -->, "
+            f"with NAME one of {', '.join(sections(data))}"
+        )
 
 
 # -------------------------------------------------------------------------------------------- for people
@@ -356,6 +363,8 @@ def run(parsed: argparse.Namespace) -> int:
     section = parsed.section
     if section is not None and section not in _SECTIONS:
         raise UserError(f"SECTION: {section} is none of {', '.join(_SECTIONS)}")
+    if parsed.markdown == "":
+        raise UserError("--markdown=: accepted: a file or folder, or --markdown alone")
     if section and parsed.markdown:
         raise UserError(f"SECTION: {section}: --markdown writes all tables of the documentation")
     if parsed.markdown:

@@ -33,10 +33,16 @@ class _Console(Console):
 
 def write_text(path: Path, text: str) -> None:
     """Write a file as a whole, or leave the one before as it was. OSError names the file."""
-    if path.exists() and not path.is_file():  # a pipe or a device
-        path.write_text(text)
-        return
-    target = Path(os.path.realpath(path))
+    try:
+        if path.exists() and not path.is_file():  # a pipe or a device
+            path.write_text(text)
+        else:
+            _replace(Path(os.path.realpath(path)), text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _replace(target: Path, text: str) -> None:
     draft = target.with_name(f".{target.name[:200]}.{os.getpid()}")
     try:
         draft.write_text(text)
@@ -46,9 +52,9 @@ def write_text(path: Path, text: str) -> None:
     except PermissionError:  # of the folder, maybe
         draft.unlink(missing_ok=True)
         target.write_text(text)
-    except OSError as error:
+    except OSError:
         draft.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
 
 
 def console() -> Console:

@@ -38,5 +38,7 @@ def run(parsed: argparse.Namespace) -> int:
             raise UserError(
                 f"no mpiexec is on PATH to go by; say which MPI: --mpi NAME, with NAME one of {', '.join(mpi.NAMES)}"
             )
+    if tree.program("trib-info"):  # else nobody knows the settings
+        tree.check_settings({})
     print(tree.preloads(tree.ABI_OF[name], os.environ))
     return 0

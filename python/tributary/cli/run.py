@@ -2,7 +2,8 @@
 """Run an MPI program with Tributary under it.
 
 The program is not changed: `trib run` finds out which MPI it is linked with, starts it with that MPI's mpiexec, and
-preloads Tributary's library for it. The exit status is the program's.
+preloads Tributary's library for it. The exit status is the program's; where a rank is killed by a signal, it is what the
+launcher makes of it (of SIGKILL, MPICH's makes 9, Open MPI's 137).
 
 examples:
   trib run -n 4 -- ./simulation input.dat
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("settings (each also as the variable)")
     if tree.program("trib-info"):
-        for setting in tree.info()["settings"]:
+        for setting in tree.known_settings():
             variable = setting["variable"]
             text = f"{setting['help']} ({variable}; default: {setting['default']})".replace(
                 "%", "%%"
@@ -68,7 +69,7 @@ def settings_of(parsed: argparse.Namespace) -> dict[str, str]:
     """Variables for the ranks: those of the environment, and over them the options."""
     settings = tree.environment_settings()
     typed = {}  # by variable
-    for setting in tree.info()["settings"]:
+    for setting in tree.known_settings():
         name = setting["variable"]
         value = getattr(parsed, name, None)
         if value is not None:
@@ -86,6 +87,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Replace this process by the launcher."""
     if not parsed.program:
         raise UserError("CMD is missing: trib run [OPTION]... -- CMD [ARG]...")
+    arguments.take_variables(parsed)
     inside = mpi.job_variables()
     if inside and not parsed.dry_run:
         raise UserError(

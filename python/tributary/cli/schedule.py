@@ -74,7 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.positive,
         help="number of ranks (default: 4)",
     )
-    add("--root", metavar="RANK", type=int, help="root of reduce or broadcast (default: 0)")
+    add(
+        "--root",
+        metavar="RANK",
+        type=arguments.number_from(0),
+        help="root of reduce or broadcast (default: 0)",
+    )
     add(
         "--domains",
         metavar="D,D,...",
@@ -94,7 +99,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the instructions that the host's processors run: the lowered steps, with their places in shared memory; "
         "and the shorter ones of calls of --bytes",
     )
-    add("--rank", metavar="R", type=int, help="print only this rank's steps")
+    add(
+        "--rank",
+        metavar="R",
+        type=arguments.number_from(0),
+        help="print only this rank's steps",
+    )
     add("--verify", metavar="FILE", help="read a schedule (-: standard input), and verify it")
     add("--json", metavar="FILE", type=Path, help="write it as JSON")
     add("--plot", metavar="FILE", type=Path, help="draw it (.png, .svg, .pdf)")
@@ -164,6 +174,8 @@ def _print(text: str, console: Console) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Print, write, draw; 1 if a schedule is wrong."""
+    if parsed.verify == "":
+        raise UserError("--verify=: accepted: a file, or - for standard input")
     arguments.check_results(parsed, parsed.verify)
     if parsed.verify == "-" and sys.stdin is None:
         raise UserError("--verify -: standard input is closed")
@@ -172,7 +184,7 @@ def run(parsed: argparse.Namespace) -> int:
     ranks, fault = document["ranks"], document.get("fault", "")
     if parsed.plot and ranks > _MAX_DRAWN:
         raise UserError(f"--plot: {ranks} ranks; accepted: up to {_MAX_DRAWN}")
-    if parsed.rank is not None and not 0 <= parsed.rank < ranks:
+    if parsed.rank is not None and parsed.rank >= ranks:
         raise UserError(f"--rank: {parsed.rank} is not among the ranks 0 to {ranks - 1}")
     found = schedule.flow(document)
     numbers = schedule.summary(document, found)

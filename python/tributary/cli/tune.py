@@ -28,7 +28,9 @@ examples:
 
 import argparse
 import json
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--budget",
         metavar="MS",
-        type=arguments.positive,
+        type=arguments.number_from(1, _MOST_MS),
         default=500,
-        help="milliseconds per size, at most (default: 500)",
+        help=f"milliseconds per size, at most; up to {_MOST_MS} (default: 500)",
     )
     add("--again", action="store_true", help="also sizes that are in the file already")
     forms = parser.add_mutually_exclusive_group()
@@ -106,8 +108,6 @@ def _check_arguments(parsed: argparse.Namespace) -> None:
         raise UserError(f"COLLECTIVE: {parsed.collective} is none of {', '.join(accepted)}")
     if parsed.memory not in bench.MEMORIES:
         raise UserError(f"--memory: {parsed.memory} is none of {', '.join(bench.MEMORIES)}")
-    if parsed.budget > _MOST_MS:
-        raise UserError(f"--budget: {parsed.budget} is more than {_MOST_MS} milliseconds")
     arguments.check_mpi(parsed.mpi)
     if (parsed.plot or parsed.json) and not (parsed.show or parsed.check):
         option = "--plot" if parsed.plot else "--json"
@@ -123,13 +123,20 @@ def _job(parsed: argparse.Namespace) -> bench.Job:
     for name, value in vars(defaults.parse_args([parsed.collective])).items():
         if not hasattr(words, name):
             setattr(words, name, value)
-    words.sizes, words.mode, words.compare = parsed.sizes or "4:16M", "persistent", "none"
+    words.sizes = "4:16M" if parsed.sizes is None else parsed.sizes
+    words.mode, words.compare = "persistent", "none"
     words.json = words.plot = None
     job = bench_command.job_of(words)
-    if parsed.memory == "host" and job.ranks > mpi.usable_cores():
+    cores = mpi.usable_cores()
+    if parsed.memory == "host" and cores < 2:
         raise UserError(
-            f"-n: {job.ranks} ranks on {mpi.usable_cores()} cores: it would be the scheduler that is measured; "
-            f"accepted: 2 to {mpi.usable_cores()}"
+            "tuning in host memory needs 2 cores, as ranks that share one measure the scheduler; "
+            "this process may run on 1"
+        )
+    if parsed.memory == "host" and job.ranks > cores:
+        raise UserError(
+            f"-n: {job.ranks} ranks on {cores} cores: it would be the scheduler that is measured; "
+            f"accepted: 2 to {cores}"
         )
     if job.ranks < 2:
         raise UserError(f"-n: {job.ranks}: accepted: 2 or more")
@@ -139,7 +146,7 @@ def _job(parsed: argparse.Namespace) -> bench.Job:
 def _selected(parsed: argparse.Namespace) -> list[tuning.Finding]:
     """What the file knows of this machine and the arguments name."""
     found = tuning.of_this_machine(tuning.read(tuning.path()))
-    sizes = arguments.read_sizes(parsed.sizes) if parsed.sizes else []
+    sizes = [] if parsed.sizes is None else arguments.read_sizes(parsed.sizes)
     octaves = {size.bit_length() for size in sizes}  # each has one finding
     places = {"host": ("host",), "cuda": ("device",)}
     return [
@@ -168,13 +175,31 @@ def _lost_text(lost: list[tuning.Tuned]) -> str:
     )
 
 
+def _check_file(file: Path) -> None:
+    """It can be written, and so can its folder: the library replaces the file as a whole, under a lock beside it."""
+    is_named = "TRIB_TUNING_FILE" in tree.environment_settings()
+    which = "TRIB_TUNING_FILE"
+    if not is_named:
+        which = f"the default tuning file ({which} names another one)"
+    arguments.check_output(file, which)
+    folder = Path(os.path.realpath(file)).parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{which}: {file} cannot be replaced, as {folder} cannot be written to: {error.strerror}; "
+            "accepted: a file in a folder that can be written to"
+        ) from None
+
+
 def fill(parsed: argparse.Namespace, console: Console) -> list[tuning.Finding]:
     """Have the library measure; what is known of these sizes then."""
     if parsed.memory != "host":
         arguments.check_gpus(parsed.launcher)
     job = _job(parsed)
     file = tuning.path()
-    arguments.check_output(file, "TRIB_TUNING_FILE")
+    _check_file(file)
     parsed.ranks, parsed.sizes = job.ranks, None
 
     def known() -> dict[tuple[str, int], list[tuning.Finding]]:
@@ -439,6 +464,8 @@ def _write(parsed: argparse.Namespace, document: dict[str, Any]) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Fill, show or check."""
     _check_arguments(parsed)
+    if not parsed.show:  # which shows findings for any number of ranks
+        arguments.take_variables(parsed)
     console = output.console()
     if parsed.check:
         _check(parsed, console)
