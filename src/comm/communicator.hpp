@@ -36,7 +36,7 @@ enum class Decline : std::uint8_t {
   bad_argument,     ///< left to the MPI to report
   spans_nodes,      ///< the communicator's ranks are on several machines
   no_memory,        ///< no shared memory could be had
-  not_set_up,       ///< nonblocking, before the ranks had an occasion to meet
+  not_set_up,       ///< nonblocking or a Reduce, before the ranks had an occasion to meet
   being_freed,      ///< in a callback of MPI_Comm_free
   passed_by,        ///< not blocking, and waits for it may not come here
   of_session,       ///< not blocking, and may outlive the world

@@ -189,7 +189,7 @@ constexpr DeclineText kDeclineTexts[kDeclines] = {
     {"bad_argument", "arguments that the MPI has to judge"},
     {"spans_nodes", "ranks on several machines"},
     {"no_memory", "no shared memory"},
-    {"not_set_up", "nonblocking, before a blocking call"},
+    {"not_set_up", "nonblocking or a Reduce, before ranks met"},
     {"being_freed", "communicator that is being freed"},
     {"passed_by", "nonblocking, and MPI_Wait leads elsewhere"},
     {"of_session", "nonblocking, with a session open"},

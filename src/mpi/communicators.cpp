@@ -393,7 +393,12 @@ void settle_slowly(MPI_Comm comm) noexcept {
     Member* const member = find_member(comm);
     if (!member || !member->wants_to_settle) return;
     make_member(comm);
-    prepare_background(*member);
+    if (member->has_used_requests) {
+      prepare_background(*member);
+    } else {  // after Reduces
+      --wanting;
+      member->wants_to_settle = false;
+    }
   } catch (const std::exception&) {
     // The next reduction reports it, as a call that is ours.
   }

@@ -91,7 +91,17 @@ int intercept(const Call& call, Original original) {
       member = look_up_member(call.comm);
       if (!member) return mpis(call);  // the MPI says what is wrong
       if (member->declined == Decline::not_set_up) {
-        if (const auto reason = refusal_before_set_up(call, *member)) return leave(*reason);
+        const auto refusal = refusal_before_set_up(call, *member);
+        // In a Reduce ranks need not wait for each other, and there are programs in which they must
+        // not: where the root first awaits a message that another rank sends behind its call.
+        const bool waits = call.collective != Collective::reduce;
+        if (refusal || !waits) {
+          const auto reason = refusal.value_or(Decline::not_set_up);
+          const int status = leave(reason);
+          if (!waits && !member->is_passed_by && !was_refused(call, reason, status))
+            ask_to_settle(*member);
+          return status;
+        }
         make_member(call.comm);
       }
       if (member->declined) return leave(*member->declined);
