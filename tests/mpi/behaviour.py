@@ -70,7 +70,7 @@ def bind_now(context: Context) -> None:
     allowed = re.compile(
         r"(MPI_I?(Allreduce|Reduce|Reduce_scatter|Reduce_scatter_block)(_init)?(_c)?"
         r"|MPI_(Start|Startall|Cancel|Request_free|(Wait|Test)(all|any|some)?|Request_get_status(_all|_any|_some)?)"
-        r"|MPIX_(Allreduce|Reduce|Reduce_scatter|Reduce_scatter_block)_init|MPIX_Comm_revoke|MPI_(Type|Op)_free"
+        r"|MPIX_(Allreduce|Reduce|Reduce_scatter|Reduce_scatter_block)_init|MPIX_Comm_revoke|MPIX_Request_is_complete|MPI_(Type|Op)_free"
         r"|MPI_(Alloc_mem|Free_mem|Barrier|Cart_create|Cart_sub|Comm_create)"
         r"|MPI_I?(Bcast|(Gather|Scatter|(Neighbor_)?(Allgather|Alltoall))v?|(Neighbor_)?Alltoallw|Scan|Exscan)(_init)?(_c)?"
         r"|MPI_(Pack|Unpack)(_external)?(_c)?"
