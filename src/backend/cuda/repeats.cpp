@@ -38,7 +38,8 @@ void Repeats::forget() noexcept {
 void Repeats::launch(const Kernel& kernel, CUstream stream, LaunchRoot& launch, std::size_t bytes,
                      std::uint32_t* first_run, std::uint32_t runs) {
   Use& use = use_of(kernel.function);
-  if (!use.has_failed && ++use.launches > common_.enough) {
+  if (use.launches <= common_.enough) ++use.launches;
+  if (!use.has_failed && use.launches > common_.enough) {
     const std::uint32_t launches_before = common_.launches, runs_before = common_.runs;
     launch.is_replayed = true;
     launch.number -= launches_before;
