@@ -417,6 +417,18 @@ int get_status(MPI_Request request, int* flag, MPI_Status* status) {
   return fetched(*handle);
 }
 
+int is_complete(MPI_Request request, int (*original)(Word)) {
+  MPI_Request* its = &request;
+  if (Handle* const handle = find_task(its)) {
+    Background::progress_all();
+    return !handle->is_active || handle->task().is_done() ? 1 : 0;
+  }
+  if (original != nullptr) return original(to_word(*its));
+  int flag = 0;
+  library().Request_get_status(*its, &flag, MPI_STATUS_IGNORE);
+  return flag;
+}
+
 int get_status_all(int count, const MPI_Request* requests, int* flag, MPI_Status* statuses) {
   *flag = 0;
   int result = MPI_SUCCESS;

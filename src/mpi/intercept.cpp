@@ -90,20 +90,6 @@ int with_requests(Entry entry, bool is_whole, Ours&& ours, Words... words) {
   }
 }
 
-/// MPIX_Request_is_complete of MPICH: not zero if it is. To the MPI, requests of ours are.
-[[maybe_unused]] int is_complete(Word request) {
-  static const auto original =
-      reinterpret_cast<int (*)(Word)>(library().find("PMPIX_Request_is_complete"));
-  if (original != nullptr && requests_held.load(std::memory_order_relaxed) == 0)
-    return original(request);
-  int flag = 0;
-  with_requests(
-      Entry::Request_get_status, /*is_whole=*/true,
-      [&] { return staged::get_status(from_word<MPI_Request>(request), &flag, MPI_STATUS_IGNORE); },
-      request, to_word(&flag), to_word(MPI_STATUS_IGNORE));
-  return flag;
-}
-
 /// MPI_Type_free and MPI_Op_free.
 template <class Handle>
 int free_handle(Entry entry, Word address, Handle (*null)()) {
@@ -427,7 +413,10 @@ TRIB_REPLACE(MPI_Comm_idup_with_info, (Word comm, Word info, Word child, Word re
 #endif
 
 #if !TRIB_MPI_ABI && !TRIB_MPI_OPENMPI
-TRIB_REPLACE(MPIX_Request_is_complete, (Word request), return trib::mpi::is_complete(request))
+TRIB_REPLACE(MPIX_Request_is_complete, (Word request),
+             static const auto original = reinterpret_cast<int (*)(Word)>(
+                 trib::mpi::library().find("PMPIX_Request_is_complete"));
+             return trib::mpi::is_complete(trib::mpi::from_word<MPI_Request>(request), original))
 #endif
 #if !TRIB_MPI_ABI
 TRIB_REPLACE(MPIX_Comm_revoke, (Word comm), return trib::mpi::revoke(comm))

@@ -39,6 +39,16 @@ inline std::optional<Decline> refusal_before_set_up(const Call& call, const Memb
   return reason && may_be_refused(call, *reason) ? reason : std::nullopt;
 }
 
+/// Whether ranks must not meet to set the communicator up in a call, which `reason` declines, or
+/// else is `request`. In a Reduce they need not wait for each other, and there are programs in
+/// which they must not: where the root first awaits a message that another rank sends behind its
+/// call. Not so where the MPI has no such Reduce, which half-precision floats have in few.
+inline bool may_not_wait(const Call& call, std::optional<Decline> reason, const Request& request) {
+  if (call.collective != Collective::reduce) return false;
+  const bool is_small_float = request.dtype >= Dtype::f16 && request.dtype <= Dtype::f8e5m2;
+  return reason || !(is_small_float || is_refused(call.dtype, operator_for_mpi(call)));
+}
+
 /// Makes a call that is declined in the MPI, by `original()`, and shows peers that by `announce()`:
 /// before, as the MPI may wait for them, unless it may refuse.
 template <class Announce, class Original>
@@ -91,14 +101,13 @@ int intercept(const Call& call, Original original) {
       member = look_up_member(call.comm);
       if (!member) return mpis(call);  // the MPI says what is wrong
       if (member->declined == Decline::not_set_up) {
-        const auto refusal = refusal_before_set_up(call, *member);
-        // In a Reduce ranks need not wait for each other, and there are programs in which they must
-        // not: where the root first awaits a message that another rank sends behind its call.
-        const bool waits = call.collective != Collective::reduce;
-        if (refusal || !waits) {
-          const auto reason = refusal.value_or(Decline::not_set_up);
-          const int status = leave(reason);
-          if (!waits && !member->is_passed_by && !was_refused(call, reason, status))
+        Request request;
+        const auto reason = translate(call, member->rank, member->size, request);
+        if ((reason && may_be_refused(call, *reason)) || may_not_wait(call, reason, request)) {
+          const auto why = reason.value_or(Decline::not_set_up);
+          const int status = leave(why);
+          if (call.collective == Collective::reduce && !member->is_passed_by &&
+              !was_refused(call, why, status))
             ask_to_settle(*member);
           return status;
         }

@@ -46,6 +46,9 @@ int test_some(int count, MPI_Request* requests, int* done, int* indices, MPI_Sta
 int free_request(MPI_Request* request);
 int cancel(MPI_Request* request);
 int get_status(MPI_Request request, int* flag, MPI_Status* status);
+/// MPIX_Request_is_complete of MPICH, by `original` where it is not ours, or as well as can be if
+/// the MPI has none. It may be called in the midst of the MPI's progress, which it makes none of.
+int is_complete(MPI_Request request, int (*original)(Word));
 int get_status_all(int count, const MPI_Request* requests, int* flag, MPI_Status* statuses);
 int get_status_any(int count, const MPI_Request* requests, int* index, int* flag,
                    MPI_Status* status);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csetjmp>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -87,6 +88,21 @@ void reduce_before_the_root_does(int rank) {
     if (is_served_here()) CHECK(was_served(comm), "%s", last_algorithm(comm).c_str());
     MPI_Comm_free(&comm);
   }
+}
+
+/// What MPICH 5.0.2 and Intel MPI cannot multiply, on a communicator that was not set up when it
+/// was made: it must not be left to them.
+void reduce_what_mpis_do_not([[maybe_unused]] int rank) {
+#ifdef MPIX_BFLOAT16
+  if (!is_served_here()) return;
+  MPI_Comm comms[6];
+  for (MPI_Comm& comm : comms) MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  const std::uint16_t one = 0x3f80;
+  std::uint16_t product = 0;
+  CHECK(MPI_Reduce(&one, &product, 1, MPIX_BFLOAT16, MPI_PROD, 0, comms[5]) == MPI_SUCCESS, "");
+  CHECK(rank != 0 || product == one, "%x", product);
+  for (MPI_Comm& comm : comms) MPI_Comm_free(&comm);
+#endif
 }
 
 /// Which attribute is the newer one, and so goes first, is each rank's own.
@@ -258,6 +274,7 @@ int main(int argc, char** argv) {
   MPI_Comm_free_keyval(&keyval);
 
   if (size > 1) reduce_before_the_root_does(rank);
+  if (size > 1) reduce_what_mpis_do_not(rank);
 
   // Halves, reversed, odd ones out.
   for (const int key : {1, -1}) {
