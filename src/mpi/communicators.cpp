@@ -448,9 +448,8 @@ void change_setting(MPI_Comm comm, const char* variable, const char* value) {
   if (std::find(all.begin(), all.end(), 0) != all.end())
     throw Error(Code::argument, "trib_mpi_set: another rank refuses what it was given");
   member->config = std::move(config);
-  if (!member->communicator) return;
-  // Such as were prepared when they were made.
-  const bool could_post = member->communicator->can_post();
+  // Here ranks meet. Some were prepared when they were made.
+  const bool could_post = member->communicator && member->communicator->can_post();
   member->bootstrap = nullptr;
   member->communicator.reset();
   set_up(comm, *member);

@@ -232,12 +232,14 @@ void settings_of_its_own() {
                  is_odd_one ? "accepted" : "another rank refuses");
     CHECK(set(comm, "TRIB_ALGORITHM", i % 2 ? "ring" : "recursive_doubling") == MPI_SUCCESS, "");
     CHECK(set(comm, "TRIB_SLICE", "4K") == MPI_SUCCESS, "");
+    const int one = 1;
+    int sum = 0;
+    MPI_Reduce(&one, &sum, 1, MPI_INT, MPI_SUM, 0, comm);
+    CHECK(was_served(comm), "%s", last_algorithm(comm).c_str());
     MPI_Comm_dup(comm, &child);
     reduce_on(child);
     CHECK(last_algorithm(child) != (i % 2 ? "ring" : "recursive_doubling"), "");
     reduce_on(comm);
-    const int one = 1;
-    int sum = 0;
     MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, comm);
     CHECK(last_algorithm(comm) == (i % 2 ? "ring" : "recursive_doubling"), "%s",
           last_algorithm(comm).c_str());
