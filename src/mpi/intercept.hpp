@@ -32,21 +32,20 @@ inline bool was_refused(const Call& call, Decline reason, int status) {
   return status != MPI_SUCCESS || (may_hide_refusals(call.comm) && may_be_refused(call, reason));
 }
 
-/// Looks at the arguments before ranks meet to set the communicator up: the others may not come.
-inline std::optional<Decline> refusal_before_set_up(const Call& call, const Member& member) {
+/// Why a call on a communicator that is not set up yet is the MPI's, without ranks meeting to set
+/// it up. Where arguments are wrong the others may not come. And in a blocking Reduce ranks need
+/// not wait for each other: there are programs in which they must not, where the root first awaits
+/// a message that another rank sends behind its call. Not so where the MPI has no such Reduce,
+/// which few have of half-precision floats.
+inline std::optional<Decline> decline_before_set_up(const Call& call, const Member& member) {
   Request request;
   const auto reason = translate(call, member.rank, member.size, request);
-  return reason && may_be_refused(call, *reason) ? reason : std::nullopt;
-}
-
-/// Whether ranks must not meet to set the communicator up in a call, which `reason` declines, or
-/// else is `request`. In a Reduce they need not wait for each other, and there are programs in
-/// which they must not: where the root first awaits a message that another rank sends behind its
-/// call. Not so where the MPI has no such Reduce, which half-precision floats have in few.
-inline bool may_not_wait(const Call& call, std::optional<Decline> reason, const Request& request) {
-  if (call.collective != Collective::reduce) return false;
+  if (reason && may_be_refused(call, *reason)) return reason;
+  if (call.collective != Collective::reduce || call.form != Form::blocking) return std::nullopt;
+  if (reason) return reason;
   const bool is_small_float = request.dtype >= Dtype::f16 && request.dtype <= Dtype::f8e5m2;
-  return reason || !(is_small_float || is_refused(call.dtype, operator_for_mpi(call)));
+  if (is_small_float || is_refused(call.dtype, operator_for_mpi(call))) return std::nullopt;
+  return Decline::not_set_up;
 }
 
 /// Makes a call that is declined in the MPI, by `original()`, and shows peers that by `announce()`:
@@ -101,13 +100,10 @@ int intercept(const Call& call, Original original) {
       member = look_up_member(call.comm);
       if (!member) return mpis(call);  // the MPI says what is wrong
       if (member->declined == Decline::not_set_up) {
-        Request request;
-        const auto reason = translate(call, member->rank, member->size, request);
-        if ((reason && may_be_refused(call, *reason)) || may_not_wait(call, reason, request)) {
-          const auto why = reason.value_or(Decline::not_set_up);
-          const int status = leave(why);
+        if (const auto reason = decline_before_set_up(call, *member)) {
+          const int status = leave(*reason);
           if (call.collective == Collective::reduce && !member->is_passed_by &&
-              !was_refused(call, why, status))
+              !was_refused(call, *reason, status))
             ask_to_settle(*member);
           return status;
         }

@@ -171,7 +171,7 @@ int prepare(const Call& call, MPI_Request* request, Original original) {
       return status;
     };
     if (member->declined == Decline::not_set_up && !is_job_mixed()) {
-      if (const auto reason = refusal_before_set_up(call, *member)) return leave(*reason);
+      if (const auto reason = decline_before_set_up(call, *member)) return leave(*reason);
       make_member(call.comm);
     }
     Request reduction;
