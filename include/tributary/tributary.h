@@ -91,7 +91,8 @@ typedef int (*trib_exchange)(void* context, const void* mine, void* all, size_t 
 
 /* Collective. The communicator uses the calling thread's current CUDA context, whose device must
  * not be another rank's too. One process or many; all ranks on one machine. A setting that is wrong
- * on one rank is an error on all. */
+ * on one rank is an error on all. A child by fork() has no communicators: calls on its parent's are
+ * TRIB_ERROR_ARGUMENT there, and change nothing. */
 trib_result trib_comm_create(trib_comm** comm, int rank, int size, trib_exchange exchange,
                              void* context);
 
@@ -102,19 +103,22 @@ trib_result trib_comm_create(trib_comm** comm, int rank, int size, trib_exchange
  * in a call on the communicator or its requests; graphs that hold such calls may not be replayed
  * any more. Destroy them first, with all that was made of them, and wait for their last replay:
  * where there still are any, all that the CUDA context has under way is waited for, since only the
- * program knows where they run. Then nothing there may wait for what comes after this call, and no
- * stream of the context may be under capture, which CUDA would break. The communicator is gone
- * whatever is returned: its first failure, if it had one. Null is none. */
+ * program knows where they run, and no stream of the context may be under capture, which CUDA would
+ * break. Memory of the GPU is given back, as by cudaFree, which may wait for all kernels there: so
+ * nothing that the context has under way may wait for what comes after this call. The communicator
+ * is gone whatever is returned: its first failure, if it had one; a peer's that shows until all
+ * have come is one. Null is none. */
 trib_result trib_comm_destroy(trib_comm* comm);
 
 /* Ends what runs on the device and makes the communicator unusable here and, soon, at the peers.
  * Any thread. What was enqueued completes without results. */
 trib_result trib_comm_abort(trib_comm* comm);
 
-/* Whether anything went wrong since creation, on the device or at a peer: never blocks. *error is
+/* Whether anything went wrong since creation, on the device or at a peer. Waits for no rank and no
+ * kernel, unless the CUDA driver does, in a call that the program makes at the time. *error is
  * TRIB_SUCCESS or the first failure; trib_last_error() then describes it. Ranks that have enqueued
- * different calls are such a failure, as long as they are no more than some calls apart; of what
- * graphs replay nobody sees it. */
+ * different calls are such a failure, as long as they are no more than some calls apart, or if one
+ * of them has come to trib_comm_destroy; of what graphs replay nobody sees it. */
 trib_result trib_comm_query(trib_comm* comm, trib_result* error);
 
 /* -1 for null. */
@@ -127,17 +131,18 @@ int trib_comm_size(const trib_comm* comm);
  * passed it. Buffers: anything that the rank's GPU can reach (cudaMalloc, pools, managed, pinned
  * host memory), each element aligned to its size; one that has no elements on a rank is ignored
  * there. `in` == `out` reduces in place; otherwise the two do not overlap. A call has no more than
- * 2^32 - 2^17 - 1 elements, all ranks' parts together. Ranks enqueue the same calls on a
- * communicator in the same order, and those of several communicators in one order, whichever
- * threads make them: a kernel may take all of a GPU while it waits for its peers, and two that are
- * first on one GPU each would keep each other out. So calls run one after the other on a GPU, in
- * the order in which they were enqueued, whatever communicators and streams they are for and
- * whatever else these hold. May be captured into a CUDA graph and replayed; all ranks then replay
- * alike. A call that fails in a capture, or comes to one that has failed, is TRIB_ERROR_ARGUMENT:
- * the graph is lost, the communicator is not. What graphs replay has no place in that order: the
- * program sees to it that no other call, of whatever communicator, is under way beside it, and that
- * branches of a graph which may run side by side do not both hold calls. Errors that show at once
- * are returned; those of the device or of peers by trib_comm_query.
+ * 2^32 - 2^17 - 1 elements, all ranks' parts together (half as many of TRIB_COMPLEX128 that are
+ * only copied). Ranks enqueue the same calls on a communicator in the same order, and those of
+ * several communicators in one order, whichever threads make them: a kernel may take all of a GPU
+ * while it waits for its peers, and two that are first on one GPU each would keep each other out.
+ * So calls run one after the other on a GPU, in the order in which they were enqueued, whatever
+ * communicators and streams they are for and whatever else these hold. May be captured into a CUDA
+ * graph and replayed; all ranks then replay alike. A call that fails in a capture, or comes to one
+ * that has failed, is TRIB_ERROR_ARGUMENT: the graph is lost, the communicator is not. What graphs
+ * replay has no place in that order: the program sees to it that no other call, of whatever
+ * communicator, is under way beside it, and that branches of a graph which may run side by side do
+ * not both hold calls. Errors that show at once are returned; those of the device or of peers by
+ * trib_comm_query.
  *
  * All ranks receive the same bits, and the same in every run on the same layout. */
 

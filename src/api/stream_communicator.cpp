@@ -5,6 +5,7 @@
 #include <new>
 #include <numeric>
 #include <string_view>
+#include <system_error>
 #include <thread>
 
 #include "algorithm/registry.hpp"
@@ -295,7 +296,14 @@ void StreamCommunicator::announce(const Signature& signature) {
   host_->announce(signature);
 }
 
-void StreamCommunicator::launch(Work work, Stream stream) {
+bool StreamCommunicator::is_capturing(Stream stream) {
+  if (size_ == 1) return false;  // copies, which no peer waits for
+  bool is_captured = false;
+  or_fail(false, [&] { is_captured = device_->is_capturing(stream); });
+  return is_captured;
+}
+
+void StreamCommunicator::launch(Work work, Stream stream, bool is_captured) {
   if (size_ == 1) {
     if (work.copied > 0)
       device_backend()->enqueue_copy(work.arguments.out, work.arguments.in, work.copied, stream);
@@ -303,43 +311,38 @@ void StreamCommunicator::launch(Work work, Stream stream) {
   }
   work.arguments.stream = stream;
   work.arguments.mapped = work.mapped.data();
-  or_fail([&] {
-    work.arguments.is_captured = device_->is_capturing(stream);
-    // When a graph is launched, and how often it was captured, is not seen here.
-    if (!work.arguments.is_captured) announce(work.arguments.signature);
-    if (work.program == nullptr) return;
-    try {
-      work.program->launch(work.arguments);
-    } catch (const Error& error) {
-      // The capture has failed, and no peer waits for what would have been in its graph.
-      if (work.arguments.is_captured) throw Error(Code::argument, error.what());
-      throw;
-    }
-  });
+  work.arguments.is_captured = is_captured;
+  // When a graph is launched, and how often it was captured, is not seen here.
+  if (!is_captured) announce(work.arguments.signature);
+  if (work.program != nullptr) work.program->launch(work.arguments);
 }
 
 /// Peers wait for a call that this rank cannot make, but for one with wrong arguments, which they
-/// may not have made either.
+/// may not have made either, and for what would have been in the graph of a capture, which has
+/// failed then.
 template <class Body>
-void StreamCommunicator::or_fail(const Body& body) {
+void StreamCommunicator::or_fail(bool is_captured, const Body& body) {
+  const auto give_up = [&](const Error& error) {
+    if (is_captured) throw Error(Code::argument, error.what());
+    fail(error);
+  };
   try {
     body();
   } catch (const Error& error) {
     if (error.code() == Code::argument) throw;
-    fail(error);
+    give_up(error);
   } catch (const std::bad_alloc&) {
-    fail(out_of_memory_);
+    give_up(out_of_memory_);
   } catch (const std::exception& error) {
-    fail(Error(Code::system, error.what()));
+    give_up(Error(Code::system, error.what()));
   }
 }
 
 void StreamCommunicator::enqueue(const Call& call, Stream stream) {
   const std::lock_guard lock(mutex_);
   expect_usable();
-  Work work;
-  or_fail([&] { work = work_of(call); });
-  launch(std::move(work), stream);
+  const bool is_captured = is_capturing(stream);
+  or_fail(is_captured, [&] { launch(work_of(call), stream, is_captured); });
 }
 
 StreamCommunicator::Work StreamCommunicator::prepare(const Call& call) {
@@ -351,7 +354,8 @@ StreamCommunicator::Work StreamCommunicator::prepare(const Call& call) {
 void StreamCommunicator::start(const Work& work, Stream stream) {
   const std::lock_guard lock(mutex_);
   expect_usable();
-  launch(work, stream);
+  const bool is_captured = is_capturing(stream);
+  or_fail(is_captured, [&] { launch(work, stream, is_captured); });
 }
 
 bool StreamCommunicator::is_usable() {
@@ -378,12 +382,20 @@ void StreamCommunicator::end(const Error& error) noexcept {
   if (device_) device_->poison(*failure_);
 }
 
-void StreamCommunicator::check() {
+/// Ends the communicator if `look` finds a failure.
+template <class Look>
+void StreamCommunicator::end_if(const Look& look) noexcept {
   try {
     look();
   } catch (const Error& error) {
     end(error);
+  } catch (const std::exception&) {
+    end(out_of_memory_);
   }
+}
+
+void StreamCommunicator::check() {
+  end_if([&] { look(); });
   const std::lock_guard lock(state_mutex_);
   if (failure_) throw Error(*failure_);
 }
@@ -391,9 +403,10 @@ void StreamCommunicator::check() {
 /// Throws Error if something is wrong that nobody has seen yet.
 void StreamCommunicator::look() {
   if (size_ == 1 || !look_at_words()) return;
-  // Last, and without the lock, which abort() needs: the driver may be busy with a call of another
-  // thread that waits for a kernel, which a peer that is gone would never end.
-  device_->check_stream();
+  // Last, and without the lock that abort() needs: the driver may be busy with a call of another
+  // thread that waits for a kernel, which a peer that is gone would never end. One that may be a
+  // launch of this communicator is not waited for.
+  if (const std::unique_lock idle(mutex_, std::try_to_lock); idle) device_->check_stream();
 }
 
 /// The same without a word to the driver. False: what is wrong is known.
@@ -424,21 +437,27 @@ void StreamCommunicator::drain() {
     if (failure_) throw Error(*failure_);
     if (!device_) return;
   }
+  const auto check_calls = [&] {
+    const std::lock_guard lock(state_mutex_);
+    host_->check_calls();
+  };
   std::optional<Error> of_device;
   {
     // Kernels here may wait for a peer that died, and nobody else may be looking.
-    const std::jthread watch([this](const std::stop_token& is_over) {
-      try {
-        for (; !is_over.stop_requested();
-             std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
-          host_->check_all_alive();
-          const std::lock_guard lock(state_mutex_);
-          host_->check_calls();
-        }
-      } catch (const Error& error) {
-        end(error);
-      }
-    });
+    std::jthread watch;
+    try {
+      watch = std::jthread([&](const std::stop_token& is_over) {
+        end_if([&] {
+          for (; !is_over.stop_requested();
+               std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
+            host_->check_all_alive();
+            check_calls();
+          }
+        });
+      });
+    } catch (const std::system_error&) {
+      // There are too many threads: kernels have their own time limit.
+    }
     try {
       device_->drain();
     } catch (const Error& error) {
@@ -458,8 +477,13 @@ void StreamCommunicator::drain() {
   // not keep this rank for ever; its kernels have their own time limit.
   constexpr auto kLimit = std::chrono::seconds(60);
   const auto start = std::chrono::steady_clock::now();
-  while (!host_->have_all_left() && std::chrono::steady_clock::now() - start < kLimit)
+  while (!host_->have_all_left() && std::chrono::steady_clock::now() - start < kLimit) {
     std::this_thread::sleep_for(std::chrono::microseconds(20));
+    if (is_usable()) end_if(check_calls);
+  }
+  end_if([&] { host_->check_none_failed(); });
+  const std::lock_guard lock(state_mutex_);
+  if (failure_) throw Error(*failure_);
 }
 
 }  // namespace trib

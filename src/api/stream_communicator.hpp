@@ -16,6 +16,7 @@
 #include "base/bootstrap.hpp"
 #include "base/config.hpp"
 #include "base/error.hpp"
+#include "base/own_process.hpp"
 #include "comm/cut.hpp"
 #include "tune/findings.hpp"
 
@@ -26,6 +27,9 @@ class StreamCommunicator {
   /// Collective, with the settings of the process. Throws Error, on all ranks alike once they could
   /// be reached.
   explicit StreamCommunicator(std::unique_ptr<Bootstrap> bootstrap);
+
+  /// Throws Error in a child of the process that made it.
+  void expect_own_process() const { process_.expect("the communicator"); }
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -50,6 +54,7 @@ class StreamCommunicator {
     std::size_t bytes = 0;
     std::vector<MappedBuffers> mapped;  ///< their `in`, of each rank; or empty
     std::shared_ptr<void> hold;
+    OwnProcess process;
   };
   /// Collective. Throws Error, on all ranks alike.
   std::shared_ptr<Registration> enroll(void* buffer, std::size_t bytes);
@@ -73,7 +78,7 @@ class StreamCommunicator {
 
   /// Ends what runs; afterwards the communicator is unusable. Any thread.
   void abort(const std::string& why) noexcept;
-  /// Throws the first failure since the beginning, if any. Never blocks.
+  /// Throws the first failure since the beginning, if any. Waits for no peer.
   void check();
   /// Until all that was enqueued is done, and no peer will use this rank's memory any more.
   void drain();
@@ -105,19 +110,23 @@ class StreamCommunicator {
                                              std::uint64_t& place);
   Work work_of(const Call& call);
   void announce(const Signature& signature);
-  void launch(Work work, Stream stream);
+  bool is_capturing(Stream stream);
+  void launch(Work work, Stream stream, bool is_captured);
   template <class Body>
-  void or_fail(const Body& body);
+  void or_fail(bool is_captured, const Body& body);
   bool is_usable();
   void expect_usable();
   [[noreturn]] void fail(const Error& error);
   void end(const Error& error) noexcept;
+  template <class Look>
+  void end_if(const Look& look) noexcept;
   void look();
   bool look_at_words();
 
   const std::unique_ptr<Bootstrap> bootstrap_;
   const Config config_;
   const int rank_, size_;
+  const OwnProcess process_;
   std::unique_ptr<HostChannel> host_;  // only to see whether peers are well; under state_mutex_
   std::unique_ptr<DeviceChannel> device_;
   Findings findings_;

@@ -66,6 +66,9 @@ trib_result guarded(Body&& body) noexcept {
   } catch (const std::exception& error) {
     last_error = error.what();
     return TRIB_ERROR_SYSTEM;
+  } catch (...) {
+    last_error = "the caller's exchange function threw what is no std::exception";
+    return TRIB_ERROR_SYSTEM;
   }
 }
 
@@ -98,10 +101,15 @@ class CallerBootstrap final : public Bootstrap {
   void* const context_;
 };
 
+void expect(const trib_comm* comm) {
+  if (comm == nullptr) wrong("comm is null");
+  comm->impl->expect_own_process();
+}
+
 /// The call, of dtype and op, after all checks that need no other rank.
 StreamCommunicator::Call checked(const trib_comm* comm, trib_dtype dtype, trib_op op,
                                  StreamCommunicator::Call call) {
-  if (comm == nullptr) wrong("comm is null");
+  expect(comm);
   if (static_cast<unsigned>(dtype) >= std::size(kDtypeOf))
     wrong("dtype " + std::to_string(static_cast<int>(dtype)) + " is none of trib_dtype");
   if (static_cast<unsigned>(op) >= std::size(kOpOf))
@@ -237,6 +245,7 @@ trib_result trib_comm_create(trib_comm** comm, int rank, int size, trib_exchange
 trib_result trib_comm_destroy(trib_comm* comm) {
   return guarded([&] {
     if (comm == nullptr) return;
+    comm->impl->expect_own_process();  // nothing of it may be touched in another
     const std::unique_ptr<trib_comm> owned(comm);
     comm->impl->drain();
   });
@@ -244,7 +253,7 @@ trib_result trib_comm_destroy(trib_comm* comm) {
 
 trib_result trib_comm_abort(trib_comm* comm) {
   return guarded([&] {
-    if (comm == nullptr) trib::wrong("comm is null");
+    trib::expect(comm);
     comm->impl->abort("trib_comm_abort was called");
   });
 }
@@ -252,7 +261,8 @@ trib_result trib_comm_abort(trib_comm* comm) {
 trib_result trib_comm_query(trib_comm* comm, trib_result* error) {
   trib_result found = TRIB_SUCCESS;
   const trib_result status = guarded([&] {
-    if (comm == nullptr || error == nullptr) trib::wrong("comm or error is null");
+    if (error == nullptr) trib::wrong("error is null");
+    trib::expect(comm);
   });
   if (status != TRIB_SUCCESS) return status;
   found = guarded([&] { comm->impl->check(); });
@@ -349,13 +359,17 @@ trib_result trib_register(trib_comm* comm, void* buffer, size_t bytes,
   return guarded([&] {
     if (registration == nullptr) trib::wrong("registration is null");
     *registration = nullptr;
-    if (comm == nullptr) trib::wrong("comm is null");
+    trib::expect(comm);
     *registration = new trib_registration{comm->impl->enroll(buffer, bytes)};
   });
 }
 
 trib_result trib_deregister(trib_registration* registration) {
-  return guarded([&] { delete registration; });
+  return guarded([&] {
+    if (registration == nullptr) return;
+    registration->impl->process.expect("the registration");  // not to be touched in another
+    delete registration;
+  });
 }
 
 trib_result trib_start(trib_request* request, trib_stream stream) {
@@ -363,6 +377,7 @@ trib_result trib_start(trib_request* request, trib_stream stream) {
     trib::expect_request(request);
     const auto comm = request->comm.lock();
     if (!comm) trib::wrong("the request's communicator was destroyed");
+    comm->expect_own_process();
     comm->start(request->work, stream);
   });
 }

@@ -128,7 +128,10 @@ bool is_default_stream_idle() { return Simulation::is_default_stream_idle(); }
 bool is_default_stream_busy() { return false; }
 std::string too_old_for_kernels(const Driver&) { return {}; }
 ContextId ContextId::of(CUcontext context) { return {context, 0}; }
-CUcontext ContextId::known_to_be_there() const { return handle; }
+CUcontext ContextId::known_to_be_there() const {
+  if (!is_there()) throw Error(Code::device, "cuda: the context is gone");
+  return handle;
+}
 Current::Current(CUcontext) : driver_(*driver()) {}
 Current::Current(const ContextId&) : driver_(*driver()) {}
 Current::~Current() { (void)driver_, (void)is_pushed_, (void)mode_; }

@@ -6,6 +6,8 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -41,6 +43,8 @@ bool are_kernels_waiting = false;         ///< until somebody ends them
 bool is_captured = false;                 ///< every stream
 std::atomic<bool> is_driver_busy{false};  ///< until somebody ends the kernels
 std::atomic<bool> is_driver_asked{false};
+std::atomic<bool> is_launch_stuck{false};  ///< until somebody frees it
+std::atomic<bool> is_launching{false};
 
 class StandInProgram final : public trib::Program, trib::Operation {
  public:
@@ -48,6 +52,8 @@ class StandInProgram final : public trib::Program, trib::Operation {
   std::size_t fit(bool) const override { return 1 << 20; }
   trib::Operation& launch(const trib::Arguments& arguments) override {
     if (out_of_memory_on == rank_) throw std::bad_alloc();
+    is_launching = true;
+    while (is_launch_stuck) std::this_thread::yield();
     if (refused_on == rank_) throw trib::Error(trib::Code::device, "the kernel was refused");
     launched[static_cast<std::size_t>(rank_)] = {
         arguments, {arguments.chunk_begin, arguments.chunk_begin + arguments.chunks + 1}};
@@ -187,6 +193,7 @@ class StreamRanks : public testing::Test {
     has_stand_in = true;
     out_of_memory_on = without_kernels = refused_on = -1;
     are_kernels_waiting = is_captured = is_driver_busy = is_driver_asked = false;
+    is_launch_stuck = is_launching = false;
     launched = {};
     as_threads([this](int rank) {
       EXPECT_EQ(trib_comm_create(&comms[rank], rank, kRanks, Meeting::exchange, &seats[rank]),
@@ -339,6 +346,13 @@ TEST(Api, AWrongSettingOnOneRankIsAnErrorOnAll) {
   EXPECT_EQ(comms[1], nullptr);
 }
 
+TEST(Api, WhateverAnExchangeThrowsIsAnError) {
+  trib_comm* comm = nullptr;
+  const auto throws = [](void*, const void*, void*, std::size_t) -> int { throw 1; };
+  EXPECT_EQ(trib_comm_create(&comm, 0, 2, throws, nullptr), TRIB_ERROR_SYSTEM);
+  EXPECT_EQ(comm, nullptr);
+}
+
 TEST(Api, RanksThatAreMixedUpAreAnError) {
   has_stand_in = true;
   Meeting meeting;
@@ -476,6 +490,14 @@ TEST_F(StreamRanks, ALaunchThatIsRefusedInACaptureIsNotTheEnd) {
   refused_on = 1;
   EXPECT_EQ(allreduce(1, 5), TRIB_ERROR_ARGUMENT);
   EXPECT_STREQ(trib_last_error(), "the kernel was refused");
+  out_of_memory_on = 1;
+  EXPECT_EQ(allreduce(1, 5), TRIB_ERROR_ARGUMENT);
+  EXPECT_STREQ(trib_last_error(), "out of memory");
+  without_kernels = 1;
+  EXPECT_EQ(trib_broadcast(memory, memory, 5, TRIB_FLOAT32, 0, comms[1], nullptr),
+            TRIB_ERROR_ARGUMENT);
+  EXPECT_STREQ(trib_last_error(), "no room for kernels");
+  out_of_memory_on = without_kernels = -1;
   is_captured = false;
   trib_result error = TRIB_ERROR_INTERNAL;
   for (trib_comm* const comm : comms) {
@@ -506,6 +528,102 @@ TEST_F(StreamRanks, WhoAsksTheDriverHasAskedThePeers) {
   EXPECT_EQ(trib_comm_query(comms[0], &error), TRIB_SUCCESS);
   EXPECT_EQ(error, TRIB_ERROR_PEER) << "known by now";
   EXPECT_FALSE(is_driver_asked);
+}
+
+TEST_F(StreamRanks, WhoAsksWaitsForNoLaunch) {
+  is_launch_stuck = true;
+  std::thread launches([this] { EXPECT_EQ(allreduce(0, 5), TRIB_SUCCESS); });
+  while (!is_launching) std::this_thread::yield();
+  is_driver_busy = true;  // with that
+  trib_result error = TRIB_ERROR_INTERNAL;
+  EXPECT_EQ(trib_comm_query(comms[0], &error), TRIB_SUCCESS);
+  EXPECT_EQ(error, TRIB_SUCCESS) << trib_last_error();
+  EXPECT_FALSE(is_driver_asked);
+  is_launch_stuck = is_driver_busy = false;
+  launches.join();
+  EXPECT_EQ(trib_comm_query(comms[0], &error), TRIB_SUCCESS);
+  EXPECT_TRUE(is_driver_asked) << "nobody launches any more";
+  EXPECT_EQ(allreduce(1, 5), TRIB_SUCCESS);
+}
+
+TEST_F(StreamRanks, BroadcastsFromOtherRootsAreNamed) {
+  for (int rank = 0; rank < kRanks; ++rank)
+    EXPECT_EQ(trib_broadcast(memory, memory, 5, TRIB_FLOAT32, rank, comms[rank], nullptr),
+              TRIB_SUCCESS);
+  trib_result error = TRIB_SUCCESS;
+  EXPECT_EQ(trib_comm_query(comms[0], &error), TRIB_SUCCESS);
+  EXPECT_EQ(error, TRIB_ERROR_ARGUMENT);
+  EXPECT_STREQ(trib_last_error(),
+               "ranks disagree: rank 0 calls trib_broadcast of 5 elements of 4 bytes from root 0, "
+               "rank 1 calls trib_broadcast of 5 elements of 4 bytes from root 1");
+}
+
+/// Which has no GPU, and must leave its parent's communicator alone.
+TEST_F(StreamRanks, AChildHasNoCommunicator) {
+  ASSERT_EQ(allreduce(0, 5), TRIB_SUCCESS);
+  trib_request* request = nullptr;
+  ASSERT_EQ(trib_allreduce_init(memory, memory, 5, TRIB_FLOAT32, TRIB_SUM, comms[0], &request),
+            TRIB_SUCCESS);
+  std::array<trib_registration*, kRanks> registrations{};
+  as_threads([&](int rank) {
+    EXPECT_EQ(trib_register(comms[rank], memory, sizeof memory, &registrations[rank]),
+              TRIB_SUCCESS);
+  });
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    trib_registration* another = nullptr;
+    trib_result error = TRIB_SUCCESS;
+    const trib_result results[] = {allreduce(0, 5),
+                                   trib_start(request, nullptr),
+                                   trib_register(comms[0], memory, sizeof memory, &another),
+                                   trib_deregister(registrations[0]),
+                                   trib_comm_query(comms[0], &error),
+                                   trib_comm_abort(comms[0]),
+                                   trib_comm_destroy(comms[0])};
+    for (const trib_result result : results)
+      if (result != TRIB_ERROR_ARGUMENT) ::_exit(1);
+    ::_exit(std::strcmp(trib_last_error(),
+                        "the communicator is that of the process that forked this one") == 0
+                ? 0
+                : 2);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(allreduce(1, 5), TRIB_SUCCESS);
+  for (trib_comm* const comm : comms) {
+    trib_result error = TRIB_ERROR_INTERNAL;
+    EXPECT_EQ(trib_comm_query(comm, &error), TRIB_SUCCESS);
+    EXPECT_EQ(error, TRIB_SUCCESS) << trib_last_error();
+  }
+  EXPECT_EQ(trib_request_free(request), TRIB_SUCCESS);
+  for (trib_registration* const its : registrations) EXPECT_EQ(trib_deregister(its), TRIB_SUCCESS);
+}
+
+/// Its peers' kernels would wait for it for half an hour.
+TEST_F(StreamRanks, WhoDestroysACallEarlyIsNoticed) {
+  are_kernels_waiting = true;
+  ASSERT_EQ(allreduce(0, 5), TRIB_SUCCESS);
+  ASSERT_EQ(allreduce(1, 5), TRIB_SUCCESS);
+  ASSERT_EQ(allreduce(0, 6), TRIB_SUCCESS);
+  std::thread leaves([this] {
+    are_kernels_waiting = false;
+    EXPECT_NE(trib_comm_destroy(comms[1]), TRIB_SUCCESS);
+    EXPECT_NE(std::string(trib_last_error()).find("and rank 1 makes no more"), std::string::npos)
+        << trib_last_error();
+  });
+  const auto start = std::chrono::steady_clock::now();
+  trib_result error = TRIB_SUCCESS;
+  while (error == TRIB_SUCCESS &&
+         std::chrono::steady_clock::now() - start < std::chrono::minutes(2))
+    EXPECT_EQ(trib_comm_query(comms[0], &error), TRIB_SUCCESS);
+  EXPECT_NE(std::string(trib_last_error()).find("and rank 1 makes no more"), std::string::npos)
+      << trib_last_error();
+  EXPECT_NE(trib_comm_destroy(comms[0]), TRIB_SUCCESS);
+  leaves.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+  comms[0] = comms[1] = nullptr;
 }
 
 TEST_F(StreamRanks, WhoDestroysHearsWhatWasKnown) {

@@ -438,6 +438,13 @@ TEST_F(ChannelTest, NothingIsReachedFromAContextThatIsGone) {
       channel->poison(Error(Code::timeout, "it is over"));
       EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
       EXPECT_EQ(doorbells[0]->abort, 0u);  // the driver has taken that back, too
+      doorbells[0]->failed = 1;
+      try {
+        channel->check_result();
+        ADD_FAILURE() << "nothing is known of what ran there";
+      } catch (const Error& error) {
+        EXPECT_STREQ(error.what(), "cuda: the context is gone");
+      }
     }
     // The other rank hears of it as well.
     const ShownBuffers buffers{&buffer, &buffer, sizeof buffer, sizeof buffer};

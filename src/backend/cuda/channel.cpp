@@ -419,6 +419,11 @@ bool Channel::is_capturing(Stream stream) const {
 }
 
 void Channel::check_result() const {
+  context_id_.known_to_be_there();  // the doorbell is gone with it
+  check_doorbell();
+}
+
+void Channel::check_doorbell() const {
   const std::uint32_t failed = std::atomic_ref(doorbell_->failed).load(std::memory_order_acquire);
   if (failed != 0)
     throw Error(Code::timeout, "rank " + std::to_string(leader_of(static_cast<int>(failed) - 1)) +
@@ -554,7 +559,7 @@ bool Channel::await(std::uint64_t number, int polls) {
     }
     relax();
   }
-  check_result();
+  check_doorbell();
   return true;
 }
 

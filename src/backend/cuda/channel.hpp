@@ -81,6 +81,8 @@ class Channel final : public trib::DeviceChannel {
   /// Where the ranks and their inboxes are.
   Placement placement() const;
   std::vector<int> others() const;  ///< ranks
+  /// check_result() while the context is there.
+  void check_doorbell() const;
   /// Some kernel has ended without its data.
   bool is_aborted() const;
   /// All ranks share one GPU: there are no inboxes.

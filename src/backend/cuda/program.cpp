@@ -268,7 +268,7 @@ bool Program::advance(int polls) {
     }
     relax();
   }
-  channel_.check_result();
+  channel_.check_doorbell();
   if (is_aside_) {
     const Current current(channel_.context_);
     check(channel_.driver_.cuStreamSynchronize_(channel_.stream_), "cannot copy the result");

@@ -45,10 +45,15 @@ std::string describe(const Signature& signature) {
   std::string text = (is_on_stream ? "trib_" : "MPI_") + called;
   if (!is_on_stream) text[4] = static_cast<char>(std::toupper(text[4]));
   if (signature.declined >= 0) return text + " in a form that is left to the MPI";
-  text += " of " + std::to_string(signature.count) + " " +
-          std::string(name(static_cast<Dtype>(signature.dtype))) + " with " +
-          std::string(name(static_cast<Op>(signature.op)));
+  const auto dtype = static_cast<Dtype>(signature.dtype);
+  text += " of " + std::to_string(signature.count) + " ";
+  // Copies are of any type of the width.
+  if (collective >= Collective::allgather)
+    text += "elements of " + std::to_string(bytes(dtype)) + " bytes";
+  else
+    text += std::string(name(dtype)) + " with " + std::string(name(static_cast<Op>(signature.op)));
   if (collective == Collective::reduce) text += " to root " + std::to_string(signature.root);
+  if (collective == Collective::broadcast) text += " from root " + std::to_string(signature.root);
   return text;
 }
 
@@ -473,20 +478,31 @@ Channel::~Channel() {
 
 void Channel::check_calls() {
   const Control& own = *peers_[rank_].control;
+  const bool have_left = own.state.has_left.load(std::memory_order_relaxed) != 0;
   for (int peer = 0; peer < size_; ++peer) {
     const Control& its = *peers_[peer].control;
+    // Acquire: pairs with the release in have_all_left(); all its calls are seen then.
+    const bool has_left = its.state.has_left.load(std::memory_order_acquire) != 0;
+    const std::uint64_t calls = its.state.call.load(std::memory_order_acquire);
     // The last one that both have made.
-    const std::uint64_t call =
-        std::min(current_.call, its.state.call.load(std::memory_order_acquire));
+    const std::uint64_t call = std::min(current_.call, calls);
     const Record &here = own.history[call % kHistory], &there = its.history[call % kHistory];
-    if (call == 0 || here.call.load(std::memory_order_relaxed) != call ||
-        there.call.load(std::memory_order_acquire) != call)
-      continue;
-    const std::uint64_t hash = there.hash.load(std::memory_order_acquire);
-    // As in compare(): it may have been written anew meanwhile.
-    if (there.call.load(std::memory_order_relaxed) == call &&
-        hash != here.hash.load(std::memory_order_relaxed))
-      disagree(peer);
+    if (call != 0 && here.call.load(std::memory_order_relaxed) == call &&
+        there.call.load(std::memory_order_acquire) == call) {
+      const std::uint64_t hash = there.hash.load(std::memory_order_acquire);
+      // As in compare(): it may have been written anew meanwhile.
+      if (there.call.load(std::memory_order_relaxed) == call &&
+          hash != here.hash.load(std::memory_order_relaxed))
+        disagree(peer);
+    }
+    const bool is_one_short = have_left ? calls > current_.call : has_left && calls < current_.call;
+    // One that has failed says why.
+    if (is_one_short && its.state.failed.load(std::memory_order_acquire) == 0)
+      throw Error(Code::argument, "ranks disagree: rank " + std::to_string(rank_) + " has made " +
+                                      std::to_string(current_.call) + " calls, rank " +
+                                      std::to_string(peer) + " " + std::to_string(calls) +
+                                      ", and rank " + std::to_string(have_left ? rank_ : peer) +
+                                      " makes no more");
   }
 }
 
