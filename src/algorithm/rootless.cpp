@@ -49,7 +49,7 @@ constexpr int kFew = 5;
 /// - association: chunk c in the order c+1, c+2, ..., c without the root, which comes last; rounded
 ///   once
 Schedule rootless_as_ring(const Shape& shape) {
-  if (shape.size < 3) return two_shot(shape);
+  if (shape.size < 2) return two_shot(shape);
   const int rank = shape.rank, root = shape.root, count = shape.size - 1;
   const int parts = shape.size <= kFew ? shape.size : 1;
   std::vector<int> others;  // chunk c is completed by others[c]

@@ -216,15 +216,14 @@ std::size_t Plans::longest_chunk_of(const Plan& plan, const Schedule& schedule) 
 void Plans::make_path(Plan& plan, Path& path, Route route, const Choice& choice,
                       DeviceChannel* device) {
   if (make_path_for(choice, plan, path, route, device)) return;
+  // Asked for by name, or found by tuning: those of the table need few slots.
   Config automatic = group_.config;
-  if (std::string_view(automatic.algorithm) != "auto") {
-    // Only for algorithms that were asked for by name: those of the table need few slots.
-    log_once(Config::Log::warn, "TRIB_ALGORITHM=" + std::string(automatic.algorithm) +
-                                    " has no room in shared memory for " +
-                                    std::string(name(plan.request.collective)) + " over " +
-                                    std::to_string(group_.size) + " ranks; the default is used");
-    std::strcpy(automatic.algorithm, "auto");
-  }
+  const bool is_set = std::string_view(automatic.algorithm) != "auto";
+  log_once(Config::Log::warn,
+           (is_set ? "TRIB_ALGORITHM=" : "") + std::string(choice.algorithm->name) +
+               " has no room in shared memory for " + std::string(name(plan.request.collective)) +
+               " over " + std::to_string(group_.size) + " ranks; the default is used");
+  std::strcpy(automatic.algorithm, "auto");
   if (!make_path_for(select(key_of(plan, route), automatic), plan, path, route, device))
     throw Error(Code::internal,
                 "no room in shared memory for " + std::string(path.choice.algorithm->name));

@@ -6,19 +6,19 @@
 #include <cstdint>
 #include <string>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 namespace trib {
 
-/// Values. Equal numbers are equal bits: operators are commutative, but not associative.
+/// Values. Equal numbers are equal bits: operators are not associative, and maxima of NaN or of
+/// zeros of either sign are not commutative.
 class Folds {
  public:
   static constexpr int kUnwritten = -1, kOverwritten = -2;
 
   explicit Folds(int size) : words_((size + 63) / 64), size_(size) {
     for (int rank = 0; rank < size; ++rank) {
-      nodes_.push_back({rank, rank, rank, true});
+      nodes_.push_back({rank, rank, true});
       ranks_.resize(ranks_.size() + words_);
       ranks_[static_cast<std::size_t>(rank) * words_ + rank / 64] = std::uint64_t{1} << rank % 64;
     }
@@ -29,7 +29,6 @@ class Folds {
   int rank_order() const { return rank_order_; }
 
   int combine(int a, int b) {
-    if (nodes_[b].first < nodes_[a].first) std::swap(a, b);
     const auto key = static_cast<std::uint64_t>(a) << 32 | static_cast<std::uint32_t>(b);
     const auto [found, is_new] = numbers_.try_emplace(key, static_cast<int>(nodes_.size()));
     if (is_new) {
@@ -40,7 +39,7 @@ class Folds {
         is_unique = is_unique && (left & right) == 0;
         ranks_[nodes_.size() * words_ + w] = left | right;
       }
-      nodes_.push_back({a, b, nodes_[a].first, is_unique});
+      nodes_.push_back({a, b, is_unique});
     }
     return found->second;
   }
@@ -81,7 +80,6 @@ class Folds {
  private:
   struct Node {
     int left, right;
-    int first;  ///< the lowest rank of the leftmost leaf: orders operands
     bool is_unique;
   };
   std::uint64_t word(int value, int w) const {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "algorithm/registry.hpp"
 #include "schedule/verify.hpp"
 
 namespace trib {
@@ -62,6 +63,33 @@ std::string to_string(const Script& script) {
   return text;
 }
 
+namespace {
+
+/// A Reduce, to the rank at whose turn it is: others may be several windows ahead of that.
+VerifiedCall loose_call(int size, int turn) {
+  Shape shape;
+  shape.collective = Collective::reduce;
+  shape.size = size;
+  shape.root = turn % size;
+  return {shape, lower(all_ranks(*find_algorithm("one_shot"), shape), shape, Reach::scratch), false,
+          1, true};
+}
+
+/// The call again and again, so often that every window is used again; or with others in between,
+/// in which ranks do not wait for each other, as in the call itself they may all do.
+std::vector<VerifiedCall> repeated(const VerifiedCall& call, bool is_mixed) {
+  if (!is_mixed)
+    return std::vector(call.schedules.front().is_lowered && call.runs == 1 ? 6 : 3, call);
+  std::vector<VerifiedCall> calls{call};
+  for (int turn = 0; turn < std::min(call.shape.size, 3); ++turn) {
+    calls.insert(calls.end(), 3, loose_call(call.shape.size, turn));
+    calls.push_back(call);
+  }
+  return calls;
+}
+
+}  // namespace
+
 std::string verify(const Script& script) {
   const auto is_endangered = [](const Schedule& schedule) { return schedule.endangers_input; };
   const bool is_lowered = script.schedules.front().is_lowered;
@@ -70,14 +98,15 @@ std::string verify(const Script& script) {
   VerifiedCall call{script.shape, script.schedules, script.shape.in_place, 1, script.is_rank_order};
   for (int way = 0; way < (both ? 2 : 1); ++way) {
     call.in_place = script.shape.in_place || way == 1;
-    for (const int runs : {1, 3}) {
-      if (runs > 1 && !is_lowered) continue;
-      call.runs = runs;
-      // So many that every window is used again.
-      const std::string fault = verify(std::vector(is_lowered && runs == 1 ? 6 : 3, call));
-      if (fault.empty()) continue;
-      return way == 1 && !script.shape.in_place ? "in place: " + fault : fault;
-    }
+    for (const int runs : {1, 3})
+      for (const bool is_mixed : {false, true}) {
+        if ((runs > 1 || is_mixed) && !is_lowered) continue;
+        call.runs = runs;
+        const std::string fault = verify(repeated(call, is_mixed));
+        if (fault.empty()) continue;
+        return (is_mixed ? "with Reduces in between: " : "") +
+               (way == 1 && !script.shape.in_place ? "in place: " + fault : fault);
+      }
   }
   return {};
 }

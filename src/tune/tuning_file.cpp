@@ -74,12 +74,15 @@ int index_in(const Names& names, const json& row, const char* key) {
   refuse(std::string("has a row whose \"") + key + "\" is none of the known names");
 }
 
-std::size_t number(const json& row, const char* key, std::size_t most) {
+/// No shorter one was ever worth its passes: a file with one was damaged.
+constexpr std::size_t kLeastFoundSlice = 512;
+
+std::size_t number(const json& row, const char* key, std::size_t least, std::size_t most) {
   const json& value = member(row, key);
-  if (!value.is_number_integer() || !value.is_number_unsigned() || value.get<std::size_t>() == 0 ||
-      value.get<std::size_t>() > most)
-    refuse(std::string("has a row whose \"") + key + "\" is no number from 1 to " +
-           std::to_string(most));
+  if (!value.is_number_integer() || !value.is_number_unsigned() ||
+      value.get<std::size_t>() < least || value.get<std::size_t>() > most)
+    refuse(std::string("has a row whose \"") + key + "\" is no number from " +
+           std::to_string(least) + " to " + std::to_string(most));
   return value.get<std::size_t>();
 }
 
@@ -135,11 +138,11 @@ Variant read_variant(const json& row, Key::Place place) {
       text.find_first_not_of(kLetters) != text.npos)
     refuse("has a row whose \"algorithm\" is no name");
   text.copy(variant.algorithm, text.size());
-  variant.slice_bytes = number(row, "slice", kMostSliceBytes);
+  variant.slice_bytes = number(row, "slice", kLeastFoundSlice, kMostSliceBytes);
   if (place != Key::Place::device) return variant;
   constexpr std::string_view kProtocols[] = {"simple", "packet"};
   variant.is_packet = index_in(kProtocols, row, "protocol") == 1;
-  variant.blocks = static_cast<int>(number(row, "blocks", kMostBlocks));
+  variant.blocks = static_cast<int>(number(row, "blocks", 1, kMostBlocks));
   // Earlier versions knew kernels only.
   if (row.contains("engine"))
     variant.engine = static_cast<Engine>(index_in(kEngines, row, "engine"));
@@ -164,10 +167,10 @@ Record read_record(const std::string& machine, const json& row) {
   finding.collective = static_cast<Collective>(index_in(collective_names(), row, "collective"));
   finding.place = static_cast<Key::Place>(index_in(kPlaces, row, "place"));
   finding.freedom = static_cast<Config::Determinism>(index_in(kFreedoms, row, "determinism"));
-  finding.ranks = static_cast<int>(number(row, "ranks", 1 << 30));
-  finding.nodes = static_cast<int>(number(row, "nodes", 1 << 30));
+  finding.ranks = static_cast<int>(number(row, "ranks", 1, 1 << 30));
+  finding.nodes = static_cast<int>(number(row, "nodes", 1, 1 << 30));
   if (row.contains("layout")) finding.layout = layout(row["layout"]);
-  finding.bytes = number(row, "bytes", std::size_t{1} << 50);
+  finding.bytes = number(row, "bytes", 1, std::size_t{1} << 50);
   const json& is_default = member(row, "is_default");
   if (!is_default.is_boolean()) refuse("has a row whose \"is_default\" is neither true nor false");
   finding.is_default = is_default.get<bool>();

@@ -7,9 +7,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
+#include <numeric>
 #include <random>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "algorithm/groups.hpp"
 #include "algorithm/registry.hpp"
@@ -494,6 +498,33 @@ TEST(Lowered, CopiesInPlaceEndangerNoInput) {
       for (const Schedule& schedule :
            lower(all_ranks(*find_algorithm(row), shape), shape, Reach::attach))
         EXPECT_FALSE(schedule.endangers_input) << row << " " << name(collective);
+    }
+  }
+}
+
+/// Down to which operand comes first: maxima of NaN and of zeros of either sign depend on it.
+TEST(Associations, AlgorithmsOfOneFoldAlike) {
+  for (int size = 2; size <= 9; ++size) {
+    for (int collective = 0; collective < kCollectives; ++collective) {
+      Shape shape;
+      shape.collective = static_cast<Collective>(collective);
+      shape.size = size;
+      for (const int root : roots(shape.collective, size)) {
+        shape.root = root;
+        std::map<Association, std::pair<const Algorithm*, std::vector<std::string>>> known;
+        for (const Algorithm& algorithm : algorithms()) {
+          if (!algorithm.serves(shape.collective)) continue;
+          const std::vector<std::string> its = folds(direct_call(algorithm, shape, false));
+          const auto& [first, firsts] =
+              known.try_emplace(algorithm.association, &algorithm, its).first->second;
+          // Their chunks may differ in number.
+          const std::size_t count = std::lcm(its.size(), firsts.size());
+          for (std::size_t i = 0; i < count; ++i)
+            EXPECT_EQ(its[i * its.size() / count], firsts[i * firsts.size() / count])
+                << algorithm.name << " and " << first->name << ", " << name(shape.collective)
+                << " over " << size << ", root " << root << ", part " << i << " of " << count;
+        }
+      }
     }
   }
 }

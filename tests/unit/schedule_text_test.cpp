@@ -204,6 +204,18 @@ TEST(Text, WhatIsNotRightIsReported) {
             "0..1)`: scratch(0 slot 1, 0..1): read without waiting for its slot");
 }
 
+/// Calls that are all alike, and in which all ranks wait for all, hide that.
+TEST(Text, ACreditThatIsMissingIsReported) {
+  Script script;
+  script.shape.size = 3;
+  script.is_rank_order = true;
+  script.schedules =
+      lower(all_ranks(*find_algorithm("one_shot"), script.shape), script.shape, Reach::scratch);
+  EXPECT_EQ(verify(script), "");
+  script.schedules[1].readers.pop_back();
+  EXPECT_EQ(verify(script).find("with Reduces in between: call "), 0u) << verify(script);
+}
+
 TEST(Text, SlotsMayLieApart) {
   const std::string text = changed(kLowered, "flag 0..1", "flag @ 3 0..1 @ 7");
   const Script script = parse_script(text);

@@ -443,6 +443,8 @@ TEST(TuningFile, ADamagedTextIsRefusedWithAReason) {
   EXPECT_NE(complaint(with("\"ranks\":", "\"ranks\":1e")), "");
   EXPECT_NE(complaint(with("\"slice\":65536", "\"slice\":\"64K\"")), "");
   EXPECT_NE(complaint(with("\"slice\":65536,", "")), "");
+  EXPECT_NE(complaint(with("\"slice\":65536", "\"slice\":1")).find("no number from 512 to"),
+            std::string::npos);
   EXPECT_NE(complaint(with("\"time_us\":1.0", "\"time_us\":-1.0")), "");
   EXPECT_NE(complaint(with("\"is_default\":", "\"is_default\":\"\",\"was\":")), "");
   EXPECT_NE(complaint(with("\"algorithm\":\"", "\"algorithm\":\"\\u0007")), "");
