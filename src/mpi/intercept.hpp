@@ -102,7 +102,8 @@ int intercept(const Call& call, Original original) {
       if (member->declined == Decline::not_set_up) {
         if (const auto reason = decline_before_set_up(call, *member)) {
           const int status = leave(*reason);
-          if (call.collective == Collective::reduce && !member->is_passed_by &&
+          // Of no elements the MPI may take one with wrong arguments, without a word to the others.
+          if (call.collective == Collective::reduce && call.count > 0 && !member->is_passed_by &&
               !was_refused(call, *reason, status))
             ask_to_settle(*member);
           return status;

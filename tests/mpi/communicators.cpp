@@ -105,6 +105,26 @@ void reduce_what_mpis_do_not([[maybe_unused]] int rank) {
 #endif
 }
 
+void ignore(MPI_Comm*, int*, ...) {}
+
+/// MPICH and Intel MPI take MPI_IN_PLACE from any rank then, Open MPI refuses it: the program's
+/// handler hides which it is. Whatever a rank makes of it, none waits in the barrier for another
+/// that does not.
+void reduce_nothing_in_place() {
+  MPI_Errhandler handler;
+  MPI_Comm_create_errhandler(ignore, &handler);
+  MPI_Comm comms[6];  // the first few are set up when they are made
+  for (MPI_Comm& comm : comms) MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  for (MPI_Comm& comm : comms) {
+    MPI_Comm_set_errhandler(comm, handler);
+    int nothing = 0;
+    MPI_Reduce(MPI_IN_PLACE, &nothing, 0, MPI_INT, MPI_SUM, 0, comm);
+    MPI_Barrier(comm);
+    MPI_Comm_free(&comm);
+  }
+  MPI_Errhandler_free(&handler);
+}
+
 /// Which attribute is the newer one, and so goes first, is each rank's own.
 void reduce_while_freed_in_any_order(int rank) {
   int keyval;
@@ -254,6 +274,7 @@ void settings_of_its_own() {
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   const int rank = world_rank(), size = world_size();
+  if (size > 1) reduce_nothing_in_place();
 
   // The program's own attributes: Tributary makes no communicator behind its back.
   int keyval;
