@@ -319,10 +319,11 @@ void StreamCommunicator::launch(Work work, Stream stream, bool is_captured) {
 
 /// Peers wait for a call that this rank cannot make, but for one with wrong arguments, which they
 /// may not have made either, and for what would have been in the graph of a capture, which has
-/// failed then.
+/// failed then. Nobody waits for a rank that is alone.
 template <class Body>
 void StreamCommunicator::or_fail(bool is_captured, const Body& body) {
   const auto give_up = [&](const Error& error) {
+    if (size_ == 1) throw Error(error);
     if (is_captured) throw Error(Code::argument, error.what());
     fail(error);
   };

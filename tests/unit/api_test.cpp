@@ -117,7 +117,9 @@ class StandIn final : public trib::DeviceBackend {
   }
   bool load() const override { return true; }
   void copy(void*, const void*, std::size_t) const override {}
-  void enqueue_copy(void*, const void*, std::size_t, trib::Stream) const override {}
+  void enqueue_copy(void*, const void*, std::size_t, trib::Stream) const override {
+    if (refused_on == 0) throw trib::Error(trib::Code::device, "the copy was refused");
+  }
   void* allocate_host(std::size_t) const override { return nullptr; }
   void free_host(void*) const noexcept override {}
 };
@@ -505,6 +507,24 @@ TEST_F(StreamRanks, ALaunchThatIsRefusedInACaptureIsNotTheEnd) {
     EXPECT_EQ(error, TRIB_SUCCESS) << trib_last_error();
   }
   EXPECT_EQ(allreduce(1, 5), TRIB_ERROR_DEVICE) << "which peers would wait for";
+}
+
+TEST_F(StreamRanks, ACopyThatIsRefusedIsNotTheEndOfWhoIsAlone) {
+  trib_comm* alone = nullptr;
+  ASSERT_EQ(trib_comm_create(&alone, 0, 1, exchange, nullptr), TRIB_SUCCESS);
+  alignas(16) std::byte out[16];
+  const auto copy = [&] {
+    return trib_allreduce(memory, out, 4, TRIB_FLOAT32, TRIB_SUM, alone, nullptr);
+  };
+  refused_on = 0;
+  EXPECT_EQ(copy(), TRIB_ERROR_DEVICE);
+  EXPECT_STREQ(trib_last_error(), "the copy was refused");
+  refused_on = -1;
+  trib_result error = TRIB_ERROR_INTERNAL;
+  EXPECT_EQ(trib_comm_query(alone, &error), TRIB_SUCCESS);
+  EXPECT_EQ(error, TRIB_SUCCESS);
+  EXPECT_EQ(copy(), TRIB_SUCCESS);
+  EXPECT_EQ(trib_comm_destroy(alone), TRIB_SUCCESS);
 }
 
 TEST_F(StreamRanks, WhoAsksTheDriverHoldsUpNoAbort) {
