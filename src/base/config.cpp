@@ -184,15 +184,6 @@ std::size_t distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-std::string_view nearest_setting(std::string_view name) {
-  const auto& all = settings();
-  return std::min_element(all.begin(), all.end(),
-                          [name](const Setting& a, const Setting& b) {
-                            return distance(name, a.variable) < distance(name, b.variable);
-                          })
-      ->variable;
-}
-
 /// For messages: as it is, but short and without what could garble a terminal.
 std::string printable(std::string_view text) {
   constexpr std::size_t kMost = 80;
@@ -201,6 +192,19 @@ std::string printable(std::string_view text) {
     if (letter < ' ' || letter > '~') letter = '?';
   }
   return text.size() > kMost ? shown + "..." : shown;
+}
+
+Error no_such_setting(std::string_view name) {
+  const auto& all = settings();
+  const std::string_view nearest =
+      std::min_element(all.begin(), all.end(), [name](const Setting& a, const Setting& b) {
+        return distance(name, a.variable) < distance(name, b.variable);
+      })->variable;
+  const std::size_t slips = std::max<std::size_t>(name.size(), 8) / 3 - 1;  // one in TRIB_MAP
+  return Error(Code::argument,
+               printable(name) + ": no such setting (" +
+                   (distance(name, nearest) <= slips ? "did you mean " + std::string(nearest) + "?)"
+                                                     : "trib info settings lists them)"));
 }
 
 }  // namespace
@@ -272,8 +276,7 @@ Config read_config(const std::function<const char*(const char*)>& getenv_like,
     if (std::any_of(settings().begin(), settings().end(), is_named)) continue;
     const auto& launcher = launcher_variables();
     if (std::find(launcher.begin(), launcher.end(), name) != launcher.end()) continue;
-    throw Error(Code::argument, printable(name) + ": no such setting (did you mean " +
-                                    std::string(nearest_setting(name)) + "?)");
+    throw no_such_setting(name);
   }
   Config config;
   for (const Setting& setting : settings()) {
@@ -304,8 +307,7 @@ Config with_setting(const Config& config, std::string_view variable, std::string
     throw Error(Code::argument, std::string(variable) + "=" + printable(value) +
                                     ": not one of the accepted values: " + setting.accepted);
   }
-  throw Error(Code::argument, printable(variable) + ": no such setting (did you mean " +
-                                  std::string(nearest_setting(variable)) + "?)");
+  throw no_such_setting(variable);
 }
 
 std::vector<std::string> differences(const Config& mine, const Config& theirs) {

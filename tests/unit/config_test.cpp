@@ -138,7 +138,10 @@ TEST(Config, AnUnknownVariableIsRefusedWithTheNearestName) {
             "TRIB_ALGORITM: no such setting (did you mean TRIB_ALGORITHM?)");
   EXPECT_EQ(refusal({{"TRIB_TIME_OUT", "1"}}),
             "TRIB_TIME_OUT: no such setting (did you mean TRIB_TIMEOUT?)");
-  EXPECT_NE(refusal({{"TRIB_", "1"}}), "");
+  EXPECT_EQ(refusal({{"TRIB_MP", "1"}}), "TRIB_MP: no such setting (did you mean TRIB_MAP?)");
+  EXPECT_EQ(refusal({{"TRIB_FOO", "1"}}),
+            "TRIB_FOO: no such setting (trib info settings lists them)");
+  EXPECT_EQ(refusal({{"TRIB_", "1"}}), "TRIB_: no such setting (trib info settings lists them)");
 }
 
 TEST(Config, OtherVariablesAndTheLaunchersAreLeftAlone) {
