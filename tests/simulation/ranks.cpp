@@ -196,6 +196,7 @@ Simulation::Simulation(const Setup& setup)
     Channel& channel = *channels_[static_cast<std::size_t>(rank)];
     channel.context_ = channel.context_id_.handle = some_context();
     channel.queue_ = Queue::of(channel.context_id_);
+    channel.asides_ = std::make_shared<Asides>(channel.context_id_);
     channel.kernels_ = &Kernels::of_current();
     channel.max_blocks_ = setup.blocks;
     channel.least_long_ = setup.least_long;

@@ -400,6 +400,29 @@ TEST_F(ChannelTest, HeldMemoryThatWasAllocatedAgainIsNoticed) {
   });
 }
 
+/// To give it back may wait for what the program has under way.
+TEST_F(ChannelTest, RoomThatARequestLeavesIsTheNextOnes) {
+  constexpr std::size_t kLong = 3 << 20;
+  auto asides = std::make_shared<Asides>(ContextId{});
+  {
+    Aside aside(asides), other(asides);
+    const CUdeviceptr room = aside.reserve(kLong);
+    EXPECT_EQ(aside.reserve(kLong - 1), room);
+    EXPECT_NE(other.reserve(kLong), room);
+    EXPECT_EQ(notes.take().size(), 2u) << "allocated";
+  }
+  {
+    Aside aside(asides);
+    const CUdeviceptr room = aside.reserve(5);
+    EXPECT_EQ(notes.take(), Lines{}) << "neither given back nor allocated";
+    EXPECT_NE(aside.reserve(2 * kLong), room) << "graphs may use the one before";
+    EXPECT_EQ(notes.take().size(), 1u);
+  }
+  EXPECT_EQ(notes.take(), Lines{});
+  asides.reset();
+  EXPECT_EQ(notes.take().size(), 3u) << "given back";
+}
+
 /// After cudaDeviceReset() a program has memory again, by a context with the same handle.
 TEST_F(ChannelTest, NothingIsReachedFromAContextThatIsGone) {
   static std::atomic<unsigned long long> context_id;

@@ -99,6 +99,7 @@ void Channel::set_up(const void* pointer) {
   if (context_ == nullptr) throw Error(Code::device, "cuda: no context for the buffer's device");
   const Current current(context_);
   context_id_ = ContextId::of(context_);
+  asides_ = std::make_shared<Asides>(context_id_);
   queue_ = Queue::of(context_id_);
   cuda::check(driver_.cuCtxGetDevice_(&device_), "no device");
   cuda::check(driver_.cuDeviceGetAttribute_(&max_blocks_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
@@ -306,6 +307,7 @@ void Channel::release() noexcept {
       queue_->forget(last_);
       driver_.cuEventDestroy_(last_);
     }
+    asides_.reset();
     release_inboxes();
     if (counters_ != 0) driver_.cuMemFree_(counters_);
     if (doorbell_ != nullptr) driver_.cuMemFreeHost_(doorbell_);

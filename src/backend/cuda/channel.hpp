@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/backend.hpp"
+#include "backend/cuda/aside.hpp"
 #include "backend/cuda/copy_engine.hpp"
 #include "backend/cuda/driver.hpp"
 #include "backend/cuda/exports.hpp"
@@ -157,6 +158,7 @@ class Channel final : public trib::DeviceChannel {
   const Config::Segment segment_mode_;
   const bool ignores_default_stream_;
   const std::string cublas_;  // TRIB_CUBLAS
+  std::shared_ptr<Asides> asides_;
   std::unique_ptr<CopyEngine> copy_engine_;
   std::size_t wanted_inbox_bytes_ = 0;  // of its inbox; equal on all ranks
   /// What slices are cut for: more only once it is there.

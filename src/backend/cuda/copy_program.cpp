@@ -57,7 +57,7 @@ CopyProgram::CopyProgram(Channel& channel, const std::vector<Schedule>& all, boo
       size_(channel.size_),
       plan_(all, channel.rank_),
       is_gemv_(is_gemv),
-      aside_(channel.context_id_) {
+      aside_(channel.asides_) {
   launch_.stages = 1;
   launch_.size = 1;
   launch_.has_met = true;

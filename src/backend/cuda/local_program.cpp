@@ -71,7 +71,7 @@ LocalProgram::LocalProgram(Channel& channel, Moves moves)
     : channel_(channel),
       moves_(std::move(moves)),
       repeats_(channel.driver_, channel.replays_, channel.context_id_),
-      aside_(channel.context_id_) {
+      aside_(channel.asides_) {
   launch_.doorbell = channel.doorbell_;
   launch_.counters = reinterpret_cast<Counters*>(channel.counters_);
   launch_.time_limit = channel.time_limit_;

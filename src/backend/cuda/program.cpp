@@ -24,7 +24,7 @@ Program::Program(Channel& channel, const std::vector<Schedule>& all)
     : channel_(channel),
       plan_(channel.placement(), all, channel.rank_),
       repeats_(channel.driver_, channel.replays_, channel.context_id_),
-      aside_(channel.context_id_) {
+      aside_(channel.asides_) {
   launch_.doorbell = channel.doorbell_;
   launch_.counters = reinterpret_cast<Counters*>(channel.counters_);
   launch_.time_limit = channel.time_limit_;
