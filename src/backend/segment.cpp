@@ -11,7 +11,6 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
@@ -21,7 +20,10 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <string_view>
 #include <vector>
+
+#include "base/mapping.hpp"
 
 namespace trib {
 namespace {
@@ -57,14 +59,6 @@ class Share {
 
 std::string describe(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
-/// Past the functions of the C library: networks watch those, for memory that programs give them,
-/// and keep a note of each call. A segment is nothing to them.
-void* map_unseen(void* at, std::size_t bytes, int protection, int flags, int fd) {
-  const long result = ::syscall(SYS_mmap, at, bytes, protection, flags, fd, 0L);
-  return result == -1 ? MAP_FAILED : reinterpret_cast<void*>(result);
-}
-void unmap_unseen(void* at, std::size_t bytes) { ::syscall(SYS_munmap, at, bytes); }
-
 /// Takes the memory for real: without that a full file system would show as SIGBUS, later. Returns
 /// the error, like posix_fallocate, which a signal may interrupt.
 int allocate(int fd, off_t offset, off_t bytes) {
@@ -90,18 +84,6 @@ int allocate(int fd, off_t offset, std::byte* region, std::size_t bytes) {
 /// memory.
 std::size_t head_of(std::size_t bytes_per_rank) {
   return bytes_per_rank % kHugePage == 0 ? kHugePage : page_bytes();
-}
-
-/// An address for `bytes`, a multiple of `alignment`. Nothing is there yet but a reservation.
-void* reserve(std::size_t bytes, std::size_t alignment) {
-  void* const all =
-      map_unseen(nullptr, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
-  if (all == MAP_FAILED) return MAP_FAILED;
-  auto* const begin = static_cast<std::byte*>(all);
-  const std::size_t before = -reinterpret_cast<std::uintptr_t>(all) % alignment;
-  if (before > 0) unmap_unseen(begin, before);
-  if (before < alignment) unmap_unseen(begin + before + bytes, alignment - before);
-  return begin + before;
 }
 
 /// Makes huge pages of a region where the kernel can (Linux 6.1), whatever the system's setting is:
@@ -140,12 +122,19 @@ int make_named_file(const char* name) {
   return -1;
 }
 
+/// A name as below: 32 digits.
+bool is_ours(std::string_view name) {
+  constexpr std::string_view prefix = kPrefix, digits = "0123456789abcdef";
+  return name.starts_with(prefix) && name.size() == prefix.size() + 32 &&
+         name.find_first_not_of(digits, prefix.size()) == name.npos;
+}
+
 /// Removes files that this user's killed jobs left behind: nobody holds a lock on them.
 void remove_stale_files() {
   DIR* const folder = ::opendir("/dev/shm");
   if (folder == nullptr) return;
   while (const dirent* const entry = ::readdir(folder)) {
-    if (std::strncmp(entry->d_name, kPrefix, sizeof kPrefix - 1) != 0) continue;
+    if (!is_ours(entry->d_name)) continue;
     const File file(
         ::openat(::dirfd(folder), entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     struct stat status{};
@@ -270,14 +259,12 @@ std::unique_ptr<Segment> Segment::open(Bootstrap& bootstrap, std::size_t bytes_p
         trouble = "cannot see rank 0's shared memory: another process has its number here";
     }
     if (trouble.empty() && !mapping) {
-      void* base = reserve(total, head);
-      if (base != MAP_FAILED)
-        base = map_unseen(base, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file.get());
-      if (base == MAP_FAILED) {
+      std::byte* const base = map_unseen(file.get(), total, head);
+      if (base == nullptr) {
         trouble = describe("cannot map shared memory");
       } else {
         mapping = std::make_shared<Mapping>();
-        mapping->base = static_cast<std::byte*>(base);
+        mapping->base = base;
         mapping->bytes = total;
         mapping->nonce = offer.nonce;
         mappings()[offer.nonce] = mapping;

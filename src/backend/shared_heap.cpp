@@ -20,6 +20,7 @@
 #include "backend/segment.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "base/mapping.hpp"
 #include "base/pages.hpp"
 
 namespace trib {
@@ -592,7 +593,7 @@ struct PeerHeaps::Mapping {
   bool is_own = false;
   ~Mapping() {
     if (base == nullptr || is_own) return;
-    ::munmap(base, bytes);
+    unmap_unseen(base, bytes);
     all_bytes -= bytes;
   }
   static inline std::atomic<std::size_t> all_bytes = 0;
@@ -643,10 +644,12 @@ std::unique_ptr<PeerHeaps> PeerHeaps::open(Bootstrap& bootstrap, std::string& wh
         trouble = "cannot see another rank's heap: another process has its number here";
       else if (Mapping::all_bytes + offer.bytes > most_addresses())
         trouble = "cannot map another rank's heap: the program has a limit on its addresses";
-      else if ((mapping->base = map(fd, offer.bytes)) == nullptr)
+      else if ((mapping->base = map_unseen(fd, offer.bytes, kHugePage)) == nullptr)
         trouble = describe("cannot map another rank's heap");
       else
-        ::madvise(mapping->base, offer.bytes, MADV_DONTDUMP);
+        // Children of forks have no use for it, and would keep its memory after the job has ended.
+        for (const int advice : {MADV_HUGEPAGE, MADV_DONTDUMP, MADV_DONTFORK})
+          ::madvise(mapping->base, offer.bytes, advice);
       if (mapping->base != nullptr) Mapping::all_bytes += offer.bytes;
       if (!trouble.empty()) break;
     }

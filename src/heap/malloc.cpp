@@ -87,9 +87,35 @@ bool is_asked_for() {
   return yes;
 }
 
+/// Programs and libraries before us may have some of these functions of their own: their free()
+/// must not get our blocks.
+enum Standing { unknown, being_found_out, some_are_others, all_are_ours };
+std::atomic<int> standing{unknown};
+enum Function : unsigned { mallocs = 1, frees = 2, reallocs = 4 };
+std::atomic<unsigned> seen{0};  // while it is being found out
+
+void note(Function called) {
+  if (standing.load(std::memory_order_relaxed) == being_found_out) [[unlikely]]
+    seen.fetch_or(called, std::memory_order_relaxed);
+}
+
+bool are_all_ours() {
+  if (const int known = standing.load(std::memory_order_acquire); known > being_found_out)
+    return known == all_are_ours;
+  int none = unknown;
+  if (!standing.compare_exchange_strong(none, being_found_out)) return false;
+  // As the linker has bound them for everybody.
+  void* block = ::malloc(1);
+  block = ::realloc(block, 2);
+  ::free(block);
+  const bool are = seen.load(std::memory_order_relaxed) == (mallocs | frees | reallocs);
+  standing.store(are ? all_are_ours : some_are_others, std::memory_order_release);
+  return are;
+}
+
 /// Null: the block is not ours to give.
 void* from_heap(std::size_t bytes, std::size_t alignment = 16, bool* is_zero = nullptr) {
-  if (bytes < kLeast || !is_asked_for()) return nullptr;
+  if (bytes < kLeast || !is_asked_for() || !are_all_ours()) return nullptr;
   return trib::SharedHeap::get().allocate(bytes, alignment, is_zero);
 }
 
@@ -103,17 +129,18 @@ bool is_power_of_two(std::size_t value) { return value != 0 && (value & (value -
 
 extern "C" {
 
-/// For those who want to know whether this library is there.
-[[gnu::visibility("default")]] extern const int trib_heap;
-const int trib_heap = 1;
+/// For those who want to know whether this library is there, and gives blocks.
+[[gnu::visibility("default")]] bool trib_heap_serves() { return is_asked_for() && are_all_ours(); }
 
 [[gnu::visibility("default")]] void* malloc(std::size_t bytes) {
+  note(mallocs);
   if (void* const block = from_heap(bytes)) return block;
   const Next* const libc = next();
   return libc != nullptr ? libc->malloc(bytes) : bootstrap.allocate(bytes);
 }
 
 [[gnu::visibility("default")]] void free(void* block) {
+  note(frees);
   if (block == nullptr) return;
   if (trib::SharedHeap::get().has(block)) return trib::SharedHeap::get().free(block);
   if (bootstrap.has(block)) return;
@@ -134,6 +161,7 @@ const int trib_heap = 1;
 }
 
 [[gnu::visibility("default")]] void* realloc(void* block, std::size_t bytes) {
+  note(reallocs);
   trib::SharedHeap& heap = trib::SharedHeap::get();
   const bool is_early = bootstrap.has(block);
   if (block == nullptr) return malloc(bytes);

@@ -97,6 +97,18 @@ struct Settings {
   std::string failure;
 };
 
+void warn_of_missing_heap() {
+  const auto serves = reinterpret_cast<bool (*)()>(dlsym(RTLD_DEFAULT, "trib_heap_serves"));
+  if (serves == nullptr)
+    log(Config::Log::warn,
+        "TRIB_SHARED_HEAP=1, but libtributary_heap.so is not preloaded: only memory from "
+        "MPI_Alloc_mem is shared; trib run preloads it, and trib preload prints its path");
+  else if (!serves())
+    log(Config::Log::warn,
+        "TRIB_SHARED_HEAP=1, but the program, or a library before libtributary_heap.so, has a "
+        "malloc, realloc or free of its own: only memory from MPI_Alloc_mem is shared");
+}
+
 const Settings& read_settings_once() {
   static const Settings& settings = *new Settings([] {
     Settings result;
@@ -108,11 +120,7 @@ const Settings& read_settings_once() {
     int rank = -1;
     if (is_world_running()) library().Comm_rank(MPI_COMM_WORLD, &rank);
     set_log(result.config.log, rank);
-    if (result.config.shared_heap == Config::SharedHeap::yes && rank <= 0 &&
-        dlsym(RTLD_DEFAULT, "trib_heap") == nullptr)
-      log(Config::Log::warn,
-          "TRIB_SHARED_HEAP=1, but libtributary_heap.so is not preloaded: only memory from "
-          "MPI_Alloc_mem is shared; trib run preloads it, and trib preload prints its path");
+    if (result.config.shared_heap == Config::SharedHeap::yes && rank <= 0) warn_of_missing_heap();
     return result;
   }());
 

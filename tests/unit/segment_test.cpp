@@ -45,9 +45,9 @@ bool is_there(const std::string& name) { return ::access(("/dev/shm" + name).c_s
 
 TEST(Segment, FilesOfJobsThatWereKilledAreRemoved) {
   const std::string self = std::to_string(::getpid());
-  const std::string stale = "/tributary-test-stale-" + self;
-  const std::string held = "/tributary-test-held-" + self;
-  const std::string other = "/tributar-test-" + self;
+  const std::string digits = "/tributary-" + std::string(31 - self.size(), 'c') + self;
+  const std::string stale = digits + "a", held = digits + "b";
+  const std::string other = "/tributary-test-" + self;  // a user's own
   int ready[2];
   ASSERT_EQ(::pipe(ready), 0);
   const pid_t child = ::fork();

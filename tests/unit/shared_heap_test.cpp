@@ -576,6 +576,13 @@ TEST(PeerHeaps, ShowWhatAnotherProcessWrites) {
   EXPECT_EQ(side.heaps->at(1, SharedHeap::kNowhere, 1), nullptr);
   EXPECT_EQ(side.heaps->at(1, std::uint64_t{1} << 60, 1), nullptr);
   for (std::size_t at = 0; at < kBytes; at += 1000) ASSERT_EQ(side.theirs[at], std::byte{2});
+  // Children do not keep it: they have nothing there.
+  const pid_t forked = fork();
+  if (forked == 0) {
+    unsigned char page = 0;
+    _exit(mincore(side.theirs, 1, &page) != 0 && errno == ENOMEM ? 0 : 1);
+  }
+  EXPECT_EQ(status_of(forked), 0);
   side.meet();
   for (std::size_t at = 0; at < kBytes; at += 1000) ASSERT_EQ(side.block[at], std::byte{3});
   heap().free(side.block);
