@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "algorithm/registry.hpp"
+#include "base/rest.hpp"
 #include "comm/plans.hpp"
 #include "comm/tuner.hpp"
 
@@ -449,8 +450,7 @@ void StreamCommunicator::drain() {
     try {
       watch = std::jthread([&](const std::stop_token& is_over) {
         end_if([&] {
-          for (; !is_over.stop_requested();
-               std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
+          for (; !is_over.stop_requested(); nap(std::chrono::milliseconds(5))) {
             host_->check_all_alive();
             check_calls();
           }
@@ -479,7 +479,7 @@ void StreamCommunicator::drain() {
   constexpr auto kLimit = std::chrono::seconds(60);
   const auto start = std::chrono::steady_clock::now();
   while (!host_->have_all_left() && std::chrono::steady_clock::now() - start < kLimit) {
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    nap(std::chrono::microseconds(20));
     if (is_usable()) end_if(check_calls);
   }
   end_if([&] { host_->check_none_failed(); });

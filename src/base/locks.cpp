@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "base/locks.hpp"
+#include "base/rest.hpp"
 
 #include <linux/membarrier.h>
 #include <sched.h>
@@ -8,7 +9,6 @@
 
 #include <cerrno>
 #include <chrono>
-#include <thread>
 
 namespace trib {
 namespace {
@@ -71,7 +71,9 @@ bool BiasedLock::settle() {
     // A child of fork() may have to register anew. Where system calls have been forbidden since,
     // time has to do: what the owner has stored is on its way for less than a microsecond.
     if (!try_barrier() && !(register_barriers() && try_barrier()))
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      for (const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+           std::chrono::steady_clock::now() < end;)
+        nap(std::chrono::microseconds(200));
   }
   // Acquire: pairs with the release in unlock().
   if (is_taken_.load(std::memory_order_acquire)) return false;

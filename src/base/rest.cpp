@@ -3,7 +3,7 @@
 
 #include <sched.h>
 
-#include <thread>
+#include <ctime>
 
 namespace trib {
 namespace {
@@ -21,6 +21,12 @@ constexpr auto kNap = std::chrono::microseconds(50);
 
 }  // namespace
 
+void nap(std::chrono::nanoseconds time) noexcept {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
+  const timespec its{seconds.count(), (time - seconds).count()};
+  ::nanosleep(&its, nullptr);
+}
+
 bool yields_for_long() {
   const auto start = Rest::Clock::now();
   ::sched_yield();
@@ -37,7 +43,7 @@ bool Rest::is_on_taken_core() {
 
 bool Rest::spin_or_sleep() {
   if (++rounds_ <= kSpins) return false;
-  std::this_thread::sleep_for(kNap);
+  nap(kNap);
   is_taken_ = Clock::now() < taken();
   return true;
 }

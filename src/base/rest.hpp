@@ -8,6 +8,11 @@
 
 namespace trib {
 
+/// Sleeps, or less where a signal comes. (std::this_thread::sleep_for begins anew then, with what
+/// the kernel says is left: where signals come every 50 us, as much as that lets a timer be late,
+/// that never becomes less.)
+void nap(std::chrono::nanoseconds time) noexcept;
+
 /// Yields the core. True: it took more than a millisecond to get it back.
 bool yields_for_long();
 

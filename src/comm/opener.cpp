@@ -13,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/rest.hpp"
 
 namespace trib {
 namespace {
@@ -96,15 +97,15 @@ void DeviceOpener::ByBoard::wait() const {
   constexpr auto kAliveInterval = std::chrono::milliseconds(100);
   const auto start = Clock::now();
   auto alive_at = start;
-  auto nap = kFirstNap;
+  auto pause = kFirstNap;
   while (board_.unpinned() >= 0) {
     if (is_stopped()) throw Error(Code::unusable, "the communicator is gone");
     const auto now = Clock::now();
     if (now - start < kPatience) {
       ::sched_yield();
     } else {
-      std::this_thread::sleep_for(nap);
-      nap = std::min(nap + nap / 8, kLongestNap);
+      nap(pause);
+      pause = std::min(pause + pause / 8, kLongestNap);
     }
     if (now - alive_at < kAliveInterval) continue;
     alive_at = now;

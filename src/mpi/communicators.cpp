@@ -48,20 +48,20 @@ struct Begun {
   }
 };
 
-std::vector<Begun>& begun() {
-  // Never destroyed: communicators may be freed after what belongs to a thread is.
-  thread_local auto* const list = new std::vector<Begun>;
-  return *list;
-}
+/// Of this thread, if there are any. (Communicators may be freed after what belongs to a thread is
+/// destroyed.)
+thread_local std::vector<Begun>* begun = nullptr;
 
 /// A callback may have refused, and the communicator lives on.
 template <class IsOver>
 void end_those(const IsOver& is_over) {
-  std::erase_if(begun(), [&](const Begun& one) {
+  if (begun == nullptr) return;
+  std::erase_if(*begun, [&](const Begun& one) {
     if (!is_over(one)) return false;
     if (one.member != nullptr) one.member->declined = one.declined_before;
     return true;
   });
+  if (begun->empty()) delete std::exchange(begun, nullptr);
 }
 
 void end_dead_ones(const void* frame) {
@@ -71,8 +71,9 @@ void end_dead_ones(const void* frame) {
 void retire(std::uintptr_t word) {
   if (!word) return;
   const std::unique_ptr<Member> member(reinterpret_cast<Member*>(word));
-  for (Begun& one : begun())
-    if (one.member == member.get()) one.member = nullptr;
+  if (begun != nullptr)
+    for (Begun& one : *begun)
+      if (one.member == member.get()) one.member = nullptr;
   keep_counters(*member);
   if (member->wants_to_settle) --wanting;
   if (member->bootstrap) member->bootstrap->detach();
@@ -275,9 +276,10 @@ Freeing::Freeing(MPI_Comm comm) {
   try {
     end_dead_ones(this);  // callbacks may free other communicators: those are further up
     Member* const member = find_member(comm);
-    begun().push_back({comm, this, serial_, member, {}});
+    if (begun == nullptr) begun = new std::vector<Begun>;
+    begun->push_back({comm, this, serial_, member, {}});
     if (member != nullptr)
-      begun().back().declined_before = std::exchange(member->declined, Decline::being_freed);
+      begun->back().declined_before = std::exchange(member->declined, Decline::being_freed);
   } catch (const std::bad_alloc&) {  // it is not known, then
   }
 }
@@ -288,11 +290,10 @@ Freeing::~Freeing() {
 }
 
 Member* Freeing::find(MPI_Comm comm) {
-  if (begun().empty()) return nullptr;
   end_dead_ones(__builtin_frame_address(0));
-  const bool is_begun = std::any_of(begun().begin(), begun().end(),
-                                    [=](const Begun& one) { return one.comm == comm; });
-  if (!is_begun) return nullptr;
+  if (begun == nullptr || std::none_of(begun->begin(), begun->end(),
+                                       [=](const Begun& one) { return one.comm == comm; }))
+    return nullptr;
   thread_local auto* const member = new Member;
   member->declined = Decline::being_freed;
   return member;

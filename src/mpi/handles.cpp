@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "mpi/handles.hpp"
 
+#include <sched.h>
+
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -20,16 +22,32 @@ namespace {
 /// A list that needs no memory: what has come to its end must not be reported twice for want of it.
 class Chain {
  public:
-  void push(Handle* handle) noexcept { handle->next = std::exchange(first_, handle); }
-  /// Null: it is empty.
+  /// To the front.
+  void push(Handle* handle) noexcept {
+    handle->next = std::exchange(first_, handle);
+    if (last_ == nullptr) last_ = handle;
+  }
+  /// From the front. Null: it is empty.
   Handle* pop() noexcept {
     Handle* const handle = first_;
     if (handle != nullptr) first_ = handle->next;
+    if (first_ == nullptr) last_ = nullptr;
     return handle;
+  }
+  void push_back(Handle* handle) noexcept {
+    Chain one;
+    one.push(handle);
+    append(std::move(one));
+  }
+  void append(Chain&& others) noexcept {
+    if (others.first_ == nullptr) return;
+    (last_ == nullptr ? first_ : last_->next) = others.first_;
+    last_ = others.last_;
+    others = {};
   }
 
  private:
-  Handle* first_ = nullptr;
+  Handle *first_ = nullptr, *last_ = nullptr;
 };
 
 struct Shelf {
@@ -52,14 +70,15 @@ class TakenOrphans {
   }
   ~TakenOrphans() {
     const std::lock_guard lock(shelf().lock);
-    for (Chain* const chain : {&orphans_, &kept_})
-      while (Handle* const handle = chain->pop()) shelf().orphans.push(handle);
+    orphans_.append(std::move(shelf().orphans));
+    orphans_.append(std::move(kept_));
+    shelf().orphans = orphans_;
   }
   TakenOrphans(const TakenOrphans&) = delete;
   TakenOrphans& operator=(const TakenOrphans&) = delete;
   /// One after the other, or null.
   Handle* next() { return orphans_.pop(); }
-  void keep(Handle* handle) { kept_.push(handle); }
+  void keep(Handle* handle) { kept_.push_back(handle); }
 
  private:
   Chain orphans_, kept_;
@@ -95,7 +114,10 @@ bool is_under_way(Handle& handle) {
 Handle* take() {
   {
     const std::lock_guard lock(shelf().lock);
-    if (Handle* const handle = shelf().free.pop()) return handle;
+    if (Handle* const handle = shelf().free.pop()) {
+      handle->is_held = true;
+      return handle;
+    }
   }
   if (!is_world_running()) throw Error(Code::system, "no requests of ours without MPI_COMM_WORLD");
   auto handle = std::make_unique<Handle>();
@@ -108,16 +130,29 @@ Handle* take() {
 void give_back(Handle* handle) noexcept {
   handle->bootstrap = nullptr;
   handle->communicator.reset();
-  handle->is_active = false;
+  handle->comm = MPI_COMM_SELF;
+  handle->is_active = handle->is_held = false;
   const std::lock_guard lock(shelf().lock);
   shelf().free.push(handle);
 }
 
+/// The oldest first, and a few that are not done at a time, which then go behind the others: there
+/// may be thousands, and this comes with every call.
 void sweep_slowly() {
+  constexpr int kMostKept = 4, kMany = 256, kRounds = 16;
   TakenOrphans taken;
-  while (Handle* const handle = taken.next()) {
+  // A program that never waits for any would have more and more.
+  const bool are_many = orphans_held.load(std::memory_order_relaxed) > kMany;
+  for (int kept = 0; kept < kMostKept;) {
+    Handle* const handle = taken.next();
+    if (handle == nullptr) return;
+    for (int i = 0; are_many && i < kRounds && is_under_way(*handle); ++i) {
+      Background::progress_all();
+      ::sched_yield();
+    }
     if (is_under_way(*handle)) {
       taken.keep(handle);
+      ++kept;
       continue;
     }
     --orphans_held;
@@ -130,11 +165,13 @@ void sweep_slowly() {
 int free_request(MPI_Request* request) {
   Handle* const handle = request ? find(*request) : nullptr;
   if (!handle) return library().Request_free(request);
+  if (!handle->is_held) return refuse(*handle, "MPI_Request_free: the request has come to its end");
   *request = MPI_REQUEST_NULL;
   if (is_under_way(*handle)) {
     // It comes to its end all the same. Its handle is not used again before.
+    handle->is_held = false;
     const std::lock_guard lock(shelf().lock);
-    shelf().orphans.push(handle);
+    shelf().orphans.push_back(handle);
     ++orphans_held;
   } else {
     --requests_held;

@@ -26,6 +26,7 @@ struct Handle {
   Task nonblocking;
   std::unique_ptr<Emulation> emulation;  // then there is no task
   bool is_active = false;
+  bool is_held = true;     // by the program, as far as we have told it
   Handle* next = nullptr;  // in a Chain
 
   Task& task() { return persistent ? *persistent : nonblocking; }

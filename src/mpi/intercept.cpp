@@ -78,7 +78,10 @@ int enter(const Words& words) {
 template <class Ours, class... Words>
 int with_requests(Entry entry, bool is_whole, Ours&& ours, Words... words) {
   const Library& mpi = library();
-  if (requests_held.load(std::memory_order_relaxed) == 0 || !mpi.is_ours || !is_whole) {
+  // Copies of requests that have come to their end are not the MPI's to start or to free.
+  const bool may_be_stale = entry == Entry::Start || entry == Entry::Request_free;
+  const bool is_any_ours = may_be_stale || requests_held.load(std::memory_order_relaxed) > 0;
+  if (!is_any_ours || !mpi.is_ours || !is_whole) {
     if (entry == Entry::Start || entry == Entry::Startall) Communicator::note_request_of_mpi();
     return mpi.call(entry, words...);
   }

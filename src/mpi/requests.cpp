@@ -108,6 +108,7 @@ int start(MPI_Request* request) {
     Communicator::note_request_of_mpi();
     return library().Start(request);
   }
+  if (!handle->is_held) return refuse(*handle, "MPI_Start: the request has come to its end");
   if (handle->emulation && handle->emulation->request == MPI_REQUEST_NULL)
     return handle->emulation->start();
   if (handle->is_active || !handle->persistent)

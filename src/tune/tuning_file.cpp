@@ -23,13 +23,13 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <thread>
 #include <tuple>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "base/rest.hpp"
 
 namespace trib {
 namespace {
@@ -318,7 +318,7 @@ class Lock {
       // Some file systems have no locks.
       if (errno != EWOULDBLOCK && errno != EINTR) fail("cannot be locked");
       if (std::chrono::steady_clock::now() >= end) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      nap(std::chrono::milliseconds(5));
     }
     return true;
   }

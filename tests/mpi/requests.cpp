@@ -841,6 +841,12 @@ void free_active() {
   ready.post(&request);
   MPI_Wait(&request, MPI_STATUS_IGNORE);
   MPI_Barrier(comm);
+  const auto wait_for_all = [&] {
+    for (int i = 0, sum; i < 16; ++i) {  // on every lane: those before them are done then
+      MPI_Iallreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, comm, &request);
+      MPI_Wait(&request, MPI_STATUS_IGNORE);
+    }
+  };
   for (int batch = 0; batch < kBatches; ++batch) {
     std::fill(sums.begin(), sums.end(), -1);
     for (int& sum : sums) {
@@ -848,15 +854,66 @@ void free_active() {
       MPI_Request_free(&request);
       EXPECT(request == MPI_REQUEST_NULL, "batch %d", batch);
     }
-    for (int i = 0, sum; i < 16; ++i) {  // on every lane: those before them are done then
-      MPI_Iallreduce(&batch, &sum, 1, MPI_INT, MPI_SUM, comm, &request);
-      MPI_Wait(&request, MPI_STATUS_IGNORE);
-    }
+    wait_for_all();
     for (const int sum : sums) EXPECT(sum == batch * size, "batch %d: %d", batch, sum);
     if (batch == 1) before = resident_kib();
   }
   const long grown = resident_kib() - before;
   EXPECT(grown <= 4096, "resident memory grew by %ld KiB", grown);
+
+  // Nor where it never waits for any, but for what is under way meanwhile.
+  std::vector<int> ignored(20000), in(1000), out(1000);
+  for (std::size_t i = 0; i < ignored.size(); ++i) {
+    MPI_Iallreduce(&rank, &ignored[i], 1, MPI_INT, MPI_SUM, comm, &request);
+    MPI_Request_free(&request);
+    MPI_Iallreduce(in.data(), out.data(), 1000, MPI_INT, MPI_SUM, comm, &request);
+    MPI_Request_free(&request);
+    if (i % 100 == 99) MPI_Barrier(comm);
+  }
+  wait_for_all();
+  const long grown_since = resident_kib() - before - grown;
+  EXPECT(grown_since <= 16384, "resident memory grew by %ld KiB more", grown_since);
+}
+
+/// Copies of requests that have come to their end are not taken for others that came since.
+void stale_copies() {
+  if (!is_served_here()) return;
+  const Dup comm;
+  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+  int sum = -1, most = -1;
+  const auto expect_two = [&] {
+    MPI_Request both[2];
+    MPI_Iallreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, comm, &both[0]);
+    MPI_Iallreduce(&rank, &most, 1, MPI_INT, MPI_MAX, comm, &both[1]);
+    EXPECT(both[0] != both[1], "two requests have one handle");
+    MPI_Waitall(2, both, MPI_STATUSES_IGNORE);
+    EXPECT(sum == size * (size - 1) / 2 && most == size - 1, "%d %d", sum, most);
+  };
+  MPI_Request request, copy;
+  MPI_Iallreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, comm, &request);  // may be the MPI's
+  MPI_Wait(&request, MPI_STATUS_IGNORE);
+  MPI_Barrier(comm);
+  MPI_Iallreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, comm, &request);
+  copy = request;
+  MPI_Wait(&request, MPI_STATUS_IGNORE);
+  EXPECT(error_class(MPI_Request_free(&copy)) == MPI_ERR_REQUEST, "free");
+  expect_two();
+  MPI_Allreduce_init(&rank, &sum, 1, MPI_INT, MPI_SUM, comm, MPI_INFO_NULL, &request);
+  for (const bool is_active : {false, true}) {
+    copy = request;
+    if (is_active) MPI_Start(&request);
+    MPI_Request_free(&request);
+    // One that is active is another's for as long.
+    EXPECT(error_class(MPI_Start(&copy)) == MPI_ERR_REQUEST, "start");
+    MPI_Request again = copy;
+    EXPECT(error_class(MPI_Request_free(&again)) == MPI_ERR_REQUEST, "free");
+    MPI_Barrier(comm);
+    expect_two();
+    MPI_Allreduce_init(&rank, &sum, 1, MPI_INT, MPI_SUM, comm, MPI_INFO_NULL, &request);
+  }
+  MPI_Request_free(&request);
+  MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_ARE_FATAL);
 }
 
 /// The communicator is freed before the first start, while an operation runs, or after one.
@@ -1215,6 +1272,7 @@ constexpr Section kSections[] = {
     // MPICH 5.0.2, Intel MPI 2021.18: crash in a later call. Open MPI 5.0: MPI_ERR_REQUEST.
     {"persistent-free-active", persistent_free_active, [] { return true; }},
     {"free-active", free_active, [] { return true; }},
+    {"stale-copies", stale_copies, [] { return true; }},
     // Open MPI 5.0: libnbc goes on to use the communicator that is no more, and crashes.
     {"persistent-comm-freed", persistent_comm_freed, is_open_mpi},
 #endif

@@ -3,6 +3,10 @@
 #include "base/rest.hpp"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/time.h>
+
+#include <chrono>
 
 namespace trib {
 namespace {
@@ -26,6 +30,21 @@ int sleeps(Rest& rest, int rounds) {
   int count = 0;
   for (int round = 0; round < rounds; ++round) count += rest.take();
   return count;
+}
+
+/// As often as a timer may be late, where what is left of a sleep never becomes less.
+TEST(Rest, NapsEndWhereSignalsCome) {
+  struct sigaction before{}, action{};
+  action.sa_handler = [](int) {};
+  ASSERT_EQ(sigaction(SIGALRM, &action, &before), 0);
+  const itimerval often{{0, 40}, {0, 40}}, never{};
+  ASSERT_EQ(setitimer(ITIMER_REAL, &often, nullptr), 0);
+  const auto start = Clock::now();
+  for (int i = 0; i < 100 && Clock::now() - start < std::chrono::seconds(10); ++i)
+    nap(std::chrono::microseconds(50));
+  EXPECT_EQ(setitimer(ITIMER_REAL, &never, nullptr), 0);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+  EXPECT_EQ(sigaction(SIGALRM, &before, nullptr), 0);
 }
 
 TEST(Rest, SleepsOnceItHasSpunForSomeTime) {

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <new>
 #include <optional>
-#include <thread>
 
 #include "backend/cuda/agree.hpp"
 #include "backend/cuda/copy_program.hpp"
@@ -24,6 +23,7 @@
 #include "base/locks.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
+#include "base/rest.hpp"
 
 namespace trib::cuda {
 namespace {
@@ -404,7 +404,8 @@ void Channel::poison(const Error&) noexcept {
   };
   while (!is_over() && std::chrono::steady_clock::now() - start < limit) ::sched_yield();
   // Peers' kernels, a dead one's too, may be storing into the caller's buffers until they see it.
-  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
+  while (std::chrono::steady_clock::now() < end) nap(std::chrono::milliseconds(1));
   if (sharing_) sharing_->end_all();
 }
 
