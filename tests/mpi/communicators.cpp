@@ -274,6 +274,7 @@ void settings_of_its_own() {
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   const int rank = world_rank(), size = world_size();
+  reduce_on(MPI_COMM_WORLD);
   if (size > 1) reduce_nothing_in_place();
 
   // The program's own attributes: Tributary makes no communicator behind its back.

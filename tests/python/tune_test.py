@@ -125,7 +125,7 @@ def test_reading(file: Path) -> None:
         {"bytes": "x"},
         {"collective": 7},
         {"ranks": True},
-        {"candidates": [{"algorithm": "ring", "slice": 64, "time_us": None}]},
+        {"candidates": [{"algorithm": "ring", "slice": 4096, "time_us": None}]},
     ],
     ids=str,
 )
